@@ -1,0 +1,23 @@
+"""Edgewright: a checkpoint in, a verified bundle for an edge device out, and the runtime that runs it.
+
+Importing this package loads nothing heavy; the names below are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgewright._version import __version__
+
+if TYPE_CHECKING:
+    from edgewright.runtime.llm import LLM
+
+__all__ = ["LLM", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from edgewright.runtime.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'edgewright' has no attribute {name!r}")
