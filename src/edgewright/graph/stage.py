@@ -1,0 +1,95 @@
+"""A stage: one graph, the producers of its weights, and its contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from edgewright.contract import StageContract
+from edgewright.graph.weights import FloatProducer, Producer, Weight
+
+IR_DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "uint8": ir.DataType.UINT8,
+    "int8": ir.DataType.INT8,
+    "int32": ir.DataType.INT32,
+    "int64": ir.DataType.INT64,
+    "bool": ir.DataType.BOOL,
+}
+
+
+@dataclass
+class Stage:
+    """A graph whose large initializers have no value yet: `producers` makes them, by initializer name.
+
+    A producer of several tensors stands under each of their names. `weights` holds the float weights as the
+    checkpoint gave them, by name, for passes that quantize and for verification. `notes` collects, in words, what was
+    decided on the way (tied heads, exact pass-through, padding); the manifest carries them.
+    """
+
+    name: str
+    graph: ir.Graph
+    contract: StageContract
+    weights: dict[str, Weight] = field(default_factory=dict)
+    producers: dict[str, Producer] = field(default_factory=dict)
+    functions: dict[ir.OperatorIdentifier, ir.Function] = field(default_factory=dict)
+    opset_imports: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_weight(self, weight: Weight, dtype: str = "float32") -> None:
+        """Register `weight` with a plain float producer."""
+        self.weights[weight.name] = weight
+        self.producers[weight.name] = FloatProducer(weight, dtype)
+
+    def add_producer(self, producer: Producer) -> tuple[ir.Value, ...]:
+        """Register `producer` and return new initializer values for its tensors, in order."""
+        values = []
+        for spec in producer.specs:
+            self.producers[spec.name] = producer
+            value = ir.Value(
+                name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(IR_DTYPES[spec.dtype])
+            )
+            self.graph.register_initializer(placeholder(value))
+            values.append(value)
+        return tuple(values)
+
+    def model(self) -> ir.Model:
+        """Return the ONNX model around the graph (weights still without values)."""
+        self.graph.opset_imports.clear()
+        self.graph.opset_imports.update({"": OPSET, **self.opset_imports})
+        return ir.Model(
+            self.graph, ir_version=10, producer_name="edgewright", functions=list(self.functions.values())
+        )
+
+    def drop_unused(self) -> None:
+        """Remove nodes whose outputs nobody reads, then initializers and producers nobody reads."""
+        for node in reversed(list(self.graph)):
+            if all(not out.uses() and not out.is_graph_output() for out in node.outputs):
+                self.graph.remove(node, safe=True)
+        for name, value in list(self.graph.initializers.items()):
+            if not value.uses():
+                del self.graph.initializers[name]
+                self.producers.pop(name, None)
+
+
+#: The opset of every graph: 24 has TensorScatter and Attention with a cache.
+OPSET = 24
+
+
+class _Pending(ir.LazyTensor):
+    """Stands in for a weight until it is written; reading it is a programming error."""
+
+
+def placeholder(value: ir.Value) -> ir.Value:
+    """Give an initializer value a tensor that carries shape and dtype but no data."""
+
+    def fail() -> ir.TensorProtocol:
+        raise AssertionError(f"weight {value.name} was read outside the writer")
+
+    assert value.shape is not None
+    assert value.dtype is not None
+    value.const_value = _Pending(fail, dtype=value.dtype, shape=ir.Shape(value.shape), name=value.name)
+    return value

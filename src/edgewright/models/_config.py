@@ -1,0 +1,215 @@
+"""Reading a config: every key is a field of the family's dataclass, or on a list of keys without effect, or an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Self
+
+from edgewright.errors import ConfigError
+
+#: Keys that change nothing about the forward pass of a text decoder, and why.
+NO_EFFECT: dict[str, str] = {
+    key: reason
+    for reason, keys in {
+        "identification": "_name_or_path architectures auto_map model_type transformers_version name_or_path "
+        "quantization_config_source unsloth_fixed unsloth_version transformers.js_config is_llama_config",
+        "storage dtype; the tensors say their own": "dtype torch_dtype",
+        "training only": "attention_dropout hidden_dropout attention_probs_dropout_prob initializer_range "
+        "use_cache gradient_checkpointing output_router_logits",
+        "token ids, used by the runtime from the sidecars": "bos_token_id eos_token_id pad_token_id unk_token_id "
+        "sep_token_id cls_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id",
+        "output options of another library": "return_dict output_hidden_states output_attentions torchscript "
+        "_attn_implementation attn_implementation use_bfloat16 return_dict_in_generate cache_implementation",
+        "generation defaults, used by the runtime from generation_config": "do_sample temperature top_k top_p min_length "
+        "max_length num_beams num_beam_groups diversity_penalty repetition_penalty length_penalty "
+        "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences early_stopping "
+        "typical_p suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values "
+        "output_scores",
+        "classification heads and task labels": "id2label label2id num_labels problem_type finetuning_task "
+        "task_specific_params prefix tokenizer_class chunk_size_feed_forward pruned_heads tf_legacy_loss "
+        "cross_attention_hidden_size tie_encoder_decoder",
+    }.items()
+    for key in keys.split()
+}
+
+#: Keys whose only understood value is this one.
+FIXED: dict[str, Any] = {
+    "is_encoder_decoder": False,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "pretraining_tp": 1,
+    "rope_interleaved": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """What every decoder family has. A field without default must be in the config; `None` means the key was absent."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+
+    #: Further keys of the family without effect, with the reason.
+    no_effect: typing.ClassVar[Mapping[str, str]] = {}
+    #: Further keys whose only understood value is given.
+    fixed: typing.ClassVar[Mapping[str, Any]] = {}
+    #: Other spellings of a field.
+    aliases: typing.ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads; as many as query heads when the config does not say."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head; hidden / heads when the config does not say."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Read a config; raises ConfigError that lists everything that is missing, unknown or of a wrong value."""
+        raw = flatten_rope(config)
+        raw = {cls.aliases.get(key, key): value for key, value in raw.items()}
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        hints = typing.get_type_hints(cls)
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        fixed = {**FIXED, **cls.fixed}
+        for key, value in raw.items():
+            if key in fields:
+                if value is None and not _optional(hints[key]):
+                    if fields[key].default is MISSING:
+                        problems.append(f"{key} is null")
+                elif not _fits(value, hints[key]):
+                    problems.append(f"{key} has the value {value!r}")
+                else:
+                    values[key] = value
+            elif key in fixed:
+                if value is not None and value != fixed[key]:
+                    problems.append(f"{key} is {value!r} where only {fixed[key]!r} is supported")
+            elif key not in NO_EFFECT and key not in cls.no_effect:
+                problems.append(f"{key} is unknown to this family")
+        problems += [
+            f"{name} is missing" for name, f in fields.items() if name not in values and f.default is MISSING
+        ]
+        if not problems:
+            result = cls(**values)
+            problems = result.problems()
+            if not problems:
+                return result
+        raise ConfigError(
+            f"The config can't be built as {config.get('model_type')!r} because {'; '.join(problems)}: "
+            "check the checkpoint, or remove a key only if it truly has no effect."
+        )
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with values that are fine one by one."""
+        from edgewright.ops import ACTIVATIONS
+
+        found = [
+            f"{name} is {getattr(self, name)}"
+            for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+            if getattr(self, name) < 1
+        ]
+        if self.num_attention_heads > 0 and self.num_attention_heads % self.kv_heads:
+            found.append(f"{self.num_attention_heads} attention heads don't share {self.kv_heads} key/value heads evenly")
+        if self.head_size % 2:
+            found.append(f"head_dim {self.head_size} is odd")
+        if self.hidden_act not in ACTIVATIONS:
+            found.append(f"hidden_act {self.hidden_act!r} is none of {', '.join(ACTIVATIONS)}")
+        return found
+
+
+def layer_windows(
+    layer_types: list[str] | None, sliding_window: int | None, default: list[bool]
+) -> list[int | None]:
+    """Return each layer's window: `layer_types` decides where given, else `default` (True: windowed)."""
+    if layer_types is None:
+        windowed = default
+    else:
+        known = {"full_attention", "sliding_attention"}
+        if unknown := set(layer_types) - known:
+            raise ConfigError(f"layer_types holds {', '.join(sorted(unknown))}; only {', '.join(sorted(known))} are known.")
+        if len(layer_types) != len(default):
+            raise ConfigError(f"layer_types has {len(layer_types)} entries for {len(default)} layers.")
+        windowed = [kind == "sliding_attention" for kind in layer_types]
+    if any(windowed) and sliding_window is None:
+        raise ConfigError("Layers use sliding attention but sliding_window is not set.")
+    return [sliding_window if w else None for w in windowed]
+
+
+def flatten_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring the newer `rope_parameters` to the older keys: `rope_theta`, `rope_scaling`, `rope_local_base_freq`.
+
+    Raises ConfigError when both spellings are present and disagree.
+    """
+    raw = dict(config)
+    parameters = raw.pop("rope_parameters", None)
+    if parameters:
+        new: dict[str, Any] = {}
+        if "full_attention" in parameters or "sliding_attention" in parameters:
+            full, local = parameters.get("full_attention") or {}, parameters.get("sliding_attention") or {}
+            if set(parameters) - {"full_attention", "sliding_attention"}:
+                raise ConfigError(f"rope_parameters mixes layer kinds and values: {', '.join(sorted(parameters))}.")
+            if _scaling(local) is not None:
+                raise ConfigError("Rope scaling on sliding-attention layers isn't supported.")
+            new["rope_local_base_freq"] = local.get("rope_theta")
+        else:
+            full = parameters
+        new["rope_theta"] = full.get("rope_theta")
+        new["rope_scaling"] = _scaling(full)
+        if "partial_rotary_factor" in full:
+            new["partial_rotary_factor"] = full["partial_rotary_factor"]
+        for key, value in new.items():
+            if raw.get(key) is not None and value is not None and raw[key] != value:
+                raise ConfigError(f"rope_parameters says {key} is {value!r} but the config also says {raw[key]!r}.")
+            if value is not None:
+                raw[key] = value
+    if raw.get("rope_scaling") is not None:
+        raw["rope_scaling"] = _scaling(raw["rope_scaling"])
+    return raw
+
+
+def _scaling(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    rest = {k: v for k, v in parameters.items() if k not in {"rope_theta", "partial_rotary_factor", "type"}}
+    return None if kind == "default" else {**rest, "rope_type": kind}
+
+
+def _optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a JSON value has the annotated type; a float field takes an int, a bool is no int."""
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if hint is type(None):
+        return value is None
+    if origin is list:
+        (item,) = typing.get_args(hint)
+        return isinstance(value, list) and all(_fits(v, item) for v in value)
+    if origin is not None:
+        return isinstance(value, origin)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

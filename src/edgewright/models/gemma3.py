@@ -1,0 +1,25 @@
+"""Gemma 3 with vision: its text part, as `gemma3_text`. The vision tower's tensors are left out by rule."""
+
+from __future__ import annotations
+
+from edgewright.models.gemma3_text import Config, network
+
+#: Where the text config stands in the wrapper's config.
+TEXT_CONFIG = "text_config"
+
+#: Tensor name prefixes of published checkpoints, and what they are here.
+RENAMES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+
+#: Tensors that belong to other stages, by prefix.
+OTHER_STAGES = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+
+__all__ = ["OTHER_STAGES", "RENAMES", "TEXT_CONFIG", "Config", "network"]

@@ -1,0 +1,77 @@
+"""Gemma 3 text: scaled embeddings, four norms a layer with weights stored minus one, q/k norms, local and global layers."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgewright import nn
+from edgewright.models._config import DecoderConfig, layer_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DecoderConfig):
+    """`Gemma3TextConfig`; sliding layers use `rope_local_base_freq` unscaled, full layers `rope_theta` with scaling."""
+
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = 256
+    max_position_embeddings: int = 131072
+    hidden_activation: str = "gelu_pytorch_tanh"
+    tie_word_embeddings: bool = True
+    rope_theta: float = 1000000.0
+    rope_local_base_freq: float = 10000.0
+    attention_bias: bool = False
+    query_pre_attn_scalar: float = 256
+    sliding_window: int | None = 4096
+    sliding_window_pattern: int = 6
+    layer_types: list[str] | None = None
+    final_logit_softcapping: float | None = None
+    attn_logit_softcapping: float | None = None
+
+    aliases: typing.ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
+    fixed: typing.ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False}
+    no_effect: typing.ClassVar[Mapping[str, str]] = {"hidden_act": "hidden_activation decides"}
+
+    def windows(self) -> list[int | None]:
+        """Return each layer's window: every `sliding_window_pattern`-th layer sees everything."""
+        default = [bool((i + 1) % self.sliding_window_pattern) for i in range(self.num_hidden_layers)]
+        return layer_windows(self.layer_types, self.sliding_window, default)
+
+
+def network(config: Config, max_context: int) -> nn.CausalLM:
+    """Return the network of a config."""
+    full = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    local = nn.RopeTable("rope_local", max_context, config.head_size, config.rope_local_base_freq)
+    layers = [
+        nn.DecoderLayer(
+            config.hidden_size,
+            nn.Attention(
+                config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_size,
+                rope=local if window else full,
+                qkv_bias=config.attention_bias,
+                out_bias=config.attention_bias,
+                window=window,
+                scale=config.query_pre_attn_scalar**-0.5,
+                softcap=config.attn_logit_softcapping,
+                qk_norm_epsilon=config.rms_norm_eps,
+                qk_norm_plus=1.0,
+            ),
+            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_activation),
+            config.rms_norm_eps,
+            post_norms=True,
+            plus=1.0,
+        )
+        for window in config.windows()
+    ]
+    return nn.causal_lm(
+        config,
+        layers,
+        norm_plus=1.0,
+        embedding_scale=config.hidden_size**0.5,
+        softcap=config.final_logit_softcapping,
+    )

@@ -1,0 +1,49 @@
+"""Qwen2: Llama with a bias on q, k and v (not on the output), and windows on the upper layers when asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgewright import nn
+from edgewright.models._config import DecoderConfig, layer_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DecoderConfig):
+    """`Qwen2Config`; the window counts only with `use_sliding_window`, from layer `max_window_layers` on."""
+
+    num_key_value_heads: int | None = 32
+    max_position_embeddings: int = 32768
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+
+    def windows(self) -> list[int | None]:
+        """Return each layer's window."""
+        upper = [self.use_sliding_window and i >= self.max_window_layers for i in range(self.num_hidden_layers)]
+        window = self.sliding_window if self.use_sliding_window else None
+        return layer_windows(self.layer_types, window, [u and window is not None for u in upper])
+
+
+def network(config: Config, max_context: int) -> nn.CausalLM:
+    """Return the network of a config."""
+    rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    layers = [
+        nn.DecoderLayer(
+            config.hidden_size,
+            nn.Attention(
+                config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_size,
+                rope=rope,
+                qkv_bias=True,
+                window=window,
+            ),
+            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act),
+            config.rms_norm_eps,
+        )
+        for window in config.windows()
+    ]
+    return nn.causal_lm(config, layers)

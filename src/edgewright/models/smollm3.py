@@ -1,0 +1,67 @@
+"""SmolLM3: Llama in which some layers have no rotary positions, and windows where asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgewright import nn
+from edgewright.models._config import DecoderConfig, layer_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DecoderConfig):
+    """`SmolLM3Config`; `no_rope_layers[i]` is 1 where layer i has rotary positions, 0 where it has none."""
+
+    num_key_value_heads: int | None = 4
+    max_position_embeddings: int = 32768
+    rope_theta: float = 2000000.0
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int = 4
+    use_sliding_window: bool = False
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+
+    def rotary_layers(self) -> list[bool]:
+        """Return which layers have rotary positions; without a list every `no_rope_layer_interval`-th has none."""
+        if self.no_rope_layers is not None:
+            return [bool(x) for x in self.no_rope_layers]
+        return [bool((i + 1) % self.no_rope_layer_interval) for i in range(self.num_hidden_layers)]
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if len(self.rotary_layers()) != self.num_hidden_layers:
+            found.append(f"no_rope_layers has {len(self.rotary_layers())} entries for {self.num_hidden_layers} layers")
+        return found
+
+    def windows(self) -> list[int | None]:
+        """Return each layer's window."""
+        active = self.use_sliding_window and self.sliding_window is not None
+        default = [active and not rotary for rotary in self.rotary_layers()]
+        return layer_windows(self.layer_types, self.sliding_window, default)
+
+
+def network(config: Config, max_context: int) -> nn.CausalLM:
+    """Return the network of a config."""
+    rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    layers = [
+        nn.DecoderLayer(
+            config.hidden_size,
+            nn.Attention(
+                config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_size,
+                rope=rope if rotary else None,
+                qkv_bias=config.attention_bias,
+                out_bias=config.attention_bias,
+                window=window,
+            ),
+            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.mlp_bias),
+            config.rms_norm_eps,
+        )
+        for rotary, window in zip(config.rotary_layers(), config.windows(), strict=True)
+    ]
+    return nn.causal_lm(config, layers)

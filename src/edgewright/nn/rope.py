@@ -1,0 +1,144 @@
+"""Rope tables: the inverse frequencies of each scaling type, and the cos/sin tables made of them.
+
+Formulas follow the behaviour of transformers 5.24 (`modeling_rope_utils`), in float32 as there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from edgewright import ops
+from edgewright.errors import ConfigError
+from edgewright.graph import GraphBuilder
+from edgewright.graph.weights import ComputedWeight
+
+Array = np.ndarray
+
+
+def _plain(dim: int, theta: float) -> Array:
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return (1.0 / np.power(np.float64(theta), exponents.astype(np.float64))).astype(np.float32)
+
+
+def _llama3(freqs: Array, p: Mapping[str, Any]) -> Array:
+    original, factor = p["original_max_position_embeddings"], p["factor"]
+    low, high = p["low_freq_factor"], p["high_freq_factor"]
+    wavelength = 2 * math.pi / freqs
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * freqs / factor + smooth * freqs
+    scaled = np.where(wavelength > original / low, freqs / factor, freqs)
+    medium = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return np.where(medium, blended, scaled).astype(np.float32)
+
+
+def _yarn(freqs: Array, dim: int, theta: float, p: Mapping[str, Any]) -> tuple[Array, float]:
+    factor, original = p["factor"], p["original_max_position_embeddings"]
+
+    def correction(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = correction(p.get("beta_fast") or 32), correction(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
+    mixed = freqs / np.float32(factor) * ramp + freqs * (1 - ramp)
+
+    def mscale(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention = p.get("attention_factor")
+    if attention is None:
+        one, both = p.get("mscale"), p.get("mscale_all_dim")
+        attention = mscale(one) / mscale(both) if one and both else mscale()
+    return mixed.astype(np.float32), float(attention)
+
+
+#: Keys each scaling type needs, and those it may have.
+_KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset({"original_max_position_embeddings"})),
+    "llama3": (
+        frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
+        frozenset(),
+    ),
+    "yarn": (
+        frozenset({"factor", "original_max_position_embeddings"}),
+        frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    ),
+}
+
+
+def check_scaling(scaling: Mapping[str, Any]) -> str:
+    """Return the scaling type; raises ConfigError when it is unknown or its keys are not exactly understood."""
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind not in _KEYS:
+        raise ConfigError(f"The rope scaling type {kind!r} isn't supported; known types are {', '.join(_KEYS)}.")
+    needed, optional = _KEYS[kind]
+    given = {key for key, value in scaling.items() if value is not None} - {"rope_type", "type", "rope_theta"}
+    if missing := needed - given:
+        raise ConfigError(f"Rope scaling {kind!r} lacks {', '.join(sorted(missing))} in the config.")
+    if unknown := given - needed - optional:
+        raise ConfigError(f"Rope scaling {kind!r} has keys that aren't understood: {', '.join(sorted(unknown))}.")
+    return kind
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Cos and sin tables `[positions, rotary_dim / 2]` shared by the layers that use them.
+
+    `scaling` is a config's `rope_scaling` mapping or None. Raises ConfigError on a scaling that isn't understood.
+    """
+
+    name: str
+    positions: int
+    rotary_dim: int
+    theta: float
+    scaling: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_scaling(self.scaling or {})
+
+    def angles(self) -> tuple[Array, float]:
+        """Return float32 inverse frequencies `[rotary_dim / 2]` and the factor of cos and sin."""
+        scaling = self.scaling or {}
+        kind = check_scaling(scaling)
+        freqs = _plain(self.rotary_dim, self.theta)
+        if kind == "linear":
+            return freqs / np.float32(scaling["factor"]), 1.0
+        if kind == "llama3":
+            return _llama3(freqs, scaling), 1.0
+        if kind == "yarn":
+            return _yarn(freqs, self.rotary_dim, self.theta, scaling)
+        return freqs, 1.0
+
+    def values(self, g: GraphBuilder) -> tuple[ir.Value, ir.Value]:
+        """Return the cos and sin initializers."""
+        shape = (self.positions, self.rotary_dim // 2)
+
+        def table(function: np.ufunc) -> Array:
+            freqs, factor = self.angles()
+            turns = np.arange(self.positions, dtype=np.float32)[:, None] * freqs
+            return (function(turns.astype(np.float64)) * factor).astype(np.float32)
+
+        cos = ComputedWeight(f"{self.name}.cos", shape, lambda: table(np.cos))
+        sin = ComputedWeight(f"{self.name}.sin", shape, lambda: table(np.sin))
+        return g.weight(cos), g.weight(sin)
+
+
+def apply_rope(
+    g: GraphBuilder, table: RopeTable, x: ir.Value, positions: ir.Value, *, head_dim: int, interleaved: bool = False
+) -> ir.Value:
+    """Rotate x `[batch, seq, heads * head_dim]` by the table's rows at `positions` `[batch, seq]`."""
+    cos, sin = table.values(g)
+    return ops.rope(
+        g, x, positions, cos, sin, head_dim=head_dim, rotary_dim=table.rotary_dim, interleaved=interleaved
+    )

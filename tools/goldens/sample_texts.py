@@ -1,0 +1,32 @@
+"""Texts that tokenizers get wrong: used by make_tokenizers.py and make_smollm2.py."""
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "hello",
+    " hello",
+    "  two leading spaces",
+    "trailing space ",
+    "a\nb\n\nc\n",
+    "\n",
+    "\r\n tab\there",
+    "    indented\n        more",
+    "2024-02-29 12345678901 3.14159",
+    "١٢٣ ½ ²",
+    "It's they're WE'LL don't",
+    "naïve café Ångström",
+    "nai\u0308ve cafe\u0301",  # decomposed accents
+    "你好,世界。こんにちは 안녕하세요",
+    "Привет, мир! שלום مرحبا",
+    "🙂👩‍👩‍👧‍👦🇨🇭👍🏽",
+    "x = f(a[0], 'b') # ok? {\"k\": [1, 2]}",
+    "https://example.org/a_b?c=d&e=%20",
+    "word" * 12,
+    "zero\u200bwidth no\u00a0break \u3000wide \ufeffbom",
+    "control \x01\x7f end",
+    "▁underline ▁▁ Ġ Ċ",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "<s>not a control</s> <unk> [INST] x [/INST]",
+    "A mixed ending: 中文abc123 \n \n",
+]
