@@ -115,8 +115,8 @@ def to_v4(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     out["rope_theta"] = rope["rope_theta"]
     out["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
     for key, value in changes.items():
-        if value is None and key == "layer_types":
-            out.pop(key)
+        if value is None and key in ("layer_types", "head_dim"):
+            out.pop(key)  # absent in old files, derived by the reader
         else:
             out[key] = value
     return dict(sorted(out.items()))

@@ -23,7 +23,7 @@ class Case:
     seed: int
     twins: dict[str, Overrides] = field(default_factory=dict)
     no_effect: dict[str, Overrides] = field(default_factory=dict)
-    v4: Overrides | None = None  # write config.v4.json; keys to drop (None) or set there
+    v4: Overrides | None = None  # write config.v4.json; keys to set there (None drops layer_types and head_dim)
     dtype: str = "float32"  # of the stored weights; the expected values are always computed in float32
     other_prefix: bool = False  # Gemma 3: store the names under model.language_model. instead of language_model.model.
     notes: tuple[str, ...] = ()
@@ -70,7 +70,8 @@ LLAMA_CASES = [
         LLAMA,
         seed=101,
         twins=EPS | {"rope_theta": rope(DEFAULT_ROPE, rope_theta=10000.0)},
-        v4={},
+        v4={"head_dim": None},
+        notes=("config.v4.json has no head_dim, like old Llama files: hidden / heads.",),
     ),
     Case(
         "llama_bias",
@@ -173,7 +174,7 @@ MISTRAL_CASES = [
         MISTRAL | {"sliding_window": 8},
         seed=202,
         twins={"no_window": {"sliding_window": None}, "window_9": {"sliding_window": 9}},
-        v4={},
+        v4={"head_dim": None},
     ),
 ]
 

@@ -40,8 +40,28 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     12: DTYPES["float64"],
 }
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_PLAIN_TYPES = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64", 30: "bfloat16"}
-_BLOCK_TYPES = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K"}
+_PLAIN_TYPES = {
+    0: "float32",
+    1: "float16",
+    24: "int8",
+    25: "int16",
+    26: "int32",
+    27: "int64",
+    28: "float64",
+    30: "bfloat16",
+}
+_BLOCK_TYPES = {
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+}
 _OTHER_TYPES = {
     **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"},
     **{22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
@@ -239,7 +259,9 @@ class _Reader:
             raise TensorLayoutError(f"{where} has {dimensions} dimensions, but GGUF allows 4; {REMAKE}.")
         sizes = [self.u64() for _ in range(dimensions)]
         if math.prod(size or 1 for size in sizes) >= 1 << 60:
-            raise TensorLayoutError(f"{where} has the dimensions {shown(sizes)}, whose size overflows 64 bits; {REMAKE}.")
+            raise TensorLayoutError(
+                f"{where} has the dimensions {shown(sizes)}, whose size overflows 64 bits; {REMAKE}."
+            )
         kind, offset = self.u32(), self.u64()
         dtype = _PLAIN_TYPES.get(kind) or _BLOCK_TYPES.get(kind)
         if dtype is None:
@@ -266,7 +288,9 @@ class _Reader:
                 raise MalformedHeaderError(f"{where} is listed twice; {REMAKE}.")
             size = stored_bytes(shape, dtype)
             if offset % alignment:
-                raise TensorLayoutError(f"{where} starts at {offset}, not a multiple of the alignment {alignment}; {REMAKE}.")
+                raise TensorLayoutError(
+                    f"{where} starts at {offset}, not a multiple of the alignment {alignment}; {REMAKE}."
+                )
             begin = base + offset
             if begin + size > len(self.view):
                 raise TruncatedFileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -27,7 +28,8 @@ class Stage:
 
     A producer of several tensors stands under each of their names. `weights` holds the float weights as the
     checkpoint gave them, by name, for passes that quantize and for verification. `notes` collects, in words, what was
-    decided on the way (tied heads, exact pass-through, padding); the manifest carries them.
+    decided on the way (tied heads, exact pass-through, padding); the manifest carries them. `aliases` names
+    initializers that are another initializer's bytes under another shape.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Stage:
     functions: dict[ir.OperatorIdentifier, ir.Function] = field(default_factory=dict)
     opset_imports: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
 
     def add_weight(self, weight: Weight, dtype: str = "float32") -> None:
         """Register `weight` with a plain float producer."""
@@ -56,6 +59,18 @@ class Stage:
             values.append(value)
         return tuple(values)
 
+    def alias(self, value: ir.Value, reshape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> ir.Value:
+        """Return an initializer of another shape over the same bytes of the weight file."""
+        assert value.name is not None
+        assert value.shape is not None
+        name = f"{value.name}.flat"
+        if name not in self.graph.initializers:
+            shape = reshape(tuple(int(d) for d in value.shape))  # type: ignore[arg-type]
+            alias = ir.Value(name=name, shape=ir.Shape(shape), type=value.type)
+            self.graph.register_initializer(placeholder(alias))
+            self.aliases[name] = value.name
+        return self.graph.initializers[name]
+
     def model(self) -> ir.Model:
         """Return the ONNX model around the graph (weights still without values)."""
         self.graph.opset_imports.clear()
@@ -72,7 +87,8 @@ class Stage:
         for name, value in list(self.graph.initializers.items()):
             if not value.uses():
                 del self.graph.initializers[name]
-                self.producers.pop(name, None)
+        needed = set(self.graph.initializers) | {self.aliases[n] for n in self.aliases if n in self.graph.initializers}
+        self.producers = {name: p for name, p in self.producers.items() if name in needed}
 
 
 #: The opset of every graph: 24 has TensorScatter and Attention with a cache.

@@ -33,16 +33,19 @@ def write_stage(stage: Stage, folder: Path, *, progress: Progress | None = None,
     with (folder / WEIGHTS_FILE).open("wb") as file:
         file.truncate(layout_size(layout))
         _write_weights(stage, layout, file, progress or (lambda _: None), threads)
-    for name, (offset, spec) in layout.items():
-        stage.graph.initializers[name].const_value = ir.ExternalTensor(
-            WEIGHTS_FILE,
-            offset,
-            spec.nbytes,
-            stage.graph.initializers[name].dtype,  # type: ignore[arg-type]
-            shape=ir.Shape(spec.shape),
-            name=name,
-            base_dir=folder,
-        )
+    for name, value in stage.graph.initializers.items():
+        stored = stage.aliases.get(name, name)
+        if stored in layout:
+            offset, spec = layout[stored]
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS_FILE,
+                offset,
+                spec.nbytes,
+                value.dtype,  # type: ignore[arg-type]
+                shape=value.shape,  # type: ignore[arg-type]
+                name=name,
+                base_dir=folder,
+            )
     ir.save(stage.model(), folder / MODEL_FILE)
 
 
@@ -58,7 +61,7 @@ def plan_layout(stage: Stage) -> Layout:
     cursor = 0
     for producer in unique_producers(stage):
         for spec in producer.specs:
-            if spec.name not in stage.graph.initializers:
+            if spec.name not in stage.producers:
                 continue
             step = ALIGNMENT if spec.nbytes >= _SMALL else _SMALL_ALIGNMENT
             cursor = -(-cursor // step) * step

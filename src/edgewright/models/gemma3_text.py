@@ -28,11 +28,13 @@ class Config(DecoderConfig):
     sliding_window_pattern: int = 6
     layer_types: list[str] | None = None
     final_logit_softcapping: float | None = None
-    attn_logit_softcapping: float | None = None
 
     aliases: typing.ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
     fixed: typing.ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False}
-    no_effect: typing.ClassVar[Mapping[str, str]] = {"hidden_act": "hidden_activation decides"}
+    no_effect: typing.ClassVar[Mapping[str, str]] = {
+        "hidden_act": "hidden_activation decides",
+        "attn_logit_softcapping": "transformers 5.24 reads it for Gemma 3 and never applies it",
+    }
 
     def windows(self) -> list[int | None]:
         """Return each layer's window: every `sliding_window_pattern`-th layer sees everything."""
@@ -57,7 +59,6 @@ def network(config: Config, max_context: int) -> nn.CausalLM:
                 out_bias=config.attention_bias,
                 window=window,
                 scale=config.query_pre_attn_scalar**-0.5,
-                softcap=config.attn_logit_softcapping,
                 qk_norm_epsilon=config.rms_norm_eps,
                 qk_norm_plus=1.0,
             ),

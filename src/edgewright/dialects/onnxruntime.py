@@ -1,0 +1,233 @@
+"""The onnxruntime dialect: fused kernels of ONNX Runtime's CPU provider, key/value cache updated in place.
+
+`Attention` with its rope becomes `GroupQueryAttention`, `QuantLinear` `MatMulNBits` with int8
+activations, residual additions join the norm that follows. What has no rule keeps its reference body.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from edgewright.dialects.portable import lower as attach_bodies
+from edgewright.graph import GraphBuilder, Stage
+from edgewright.graph.builder import EW, make_node
+from edgewright.graph.rewrite import int64_constant, made_by, merge_linears, replace
+
+MICROSOFT = "com.microsoft"
+
+#: MatMulNBits computes with activations rounded to int8 per block (4); 1 would be float32.
+ACCURACY_LEVEL = 4
+
+
+def lower(stage: Stage) -> Stage:
+    """Lower every node there is a rule for, in place; returns the stage with its contract adapted."""
+    merge_linears(stage)
+    _fuse_residual_norms(stage)
+    attentions = [node for node in stage.graph if node.domain == EW and node.op_type == "Attention"]
+    # The kernel takes head sizes that are multiples of 8; caches are in place for all layers or for none.
+    in_place = all(node.attributes["head_dim"].value % 8 == 0 for node in attentions)
+    if in_place:
+        lengths = _Lengths(stage)
+        for node in attentions:
+            _attention(stage, node, lengths)
+    else:
+        stage.notes.append("attention keeps its reference body: the head size is no multiple of 8")
+    stage.drop_unused()
+    for node in list(stage.graph):
+        rule = _RULES.get(node.op_type) if node.domain == EW else None
+        if rule is not None:
+            rule(stage, node)
+    stage.opset_imports[MICROSOFT] = 1
+    stage.drop_unused()
+    stage.graph.sort()
+    stage.contract = dataclasses.replace(stage.contract, kv_in_place=in_place)
+    return attach_bodies(stage)
+
+
+class _Lengths:
+    """The int32 values GroupQueryAttention counts with, made once a graph: last position per row, longest total."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._values: tuple[ir.Value, ir.Value] | None = None
+
+    def get(self) -> tuple[ir.Value, ir.Value]:
+        """Return seqlens_k `[batch]` (total length - 1) and the longest total as a scalar."""
+        if self._values is None:
+            inputs = {value.name: value for value in self._stage.graph.inputs}
+            g = GraphBuilder(self._stage)
+            before = list(self._stage.graph)
+            with g.scope("lengths"):
+                one = int64_constant(self._stage, [1], "one")
+                seq = g.op("Shape", inputs["input_ids"], start=1, end=2)
+                last = g.op("Sub", g.op("Add", inputs["past_lengths"], seq), one)
+                seqlens = g.op("Cast", last, to=int(ir.DataType.INT32))
+                longest = g.op("Add", g.op("ReduceMax", last, keepdims=0), one)
+                scalar = int64_constant(self._stage, [], "scalar_shape")
+                total = g.op("Cast", g.op("Reshape", longest, scalar), to=int(ir.DataType.INT32))
+            new = [node for node in self._stage.graph if node not in before]
+            for node in new:
+                self._stage.graph.remove(node)
+            self._stage.graph.insert_before(before[0], new)
+            self._values = seqlens, total
+        return self._values
+
+
+def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
+    """GroupQueryAttention, with rope taken in, and q/k/v packed where one split made all three."""
+    q, k, v, past_key, past_value = node.inputs[:5]
+    a = {name: attribute.value for name, attribute in node.attributes.items()}
+    rope, k_rope = made_by(q, "Rope"), made_by(k, "Rope")
+    if rope is not None and k_rope is not None and _same_rope(rope, k_rope):
+        q, k = rope.inputs[0], k_rope.inputs[0]
+        cos, sin = rope.inputs[2:4]
+        interleaved = rope.attributes["interleaved"].value
+    else:
+        cos = sin = interleaved = None
+    split = made_by(q, "Split", "")
+    if split is not None and list(split.outputs) == [q, k, v]:
+        q, k, v = split.inputs[0], None, None
+    seqlens, total = lengths.get()
+    new = make_node(
+        MICROSOFT,
+        "GroupQueryAttention",
+        [q, k, v, past_key, past_value, seqlens, total, cos, sin],
+        {
+            "num_heads": a["heads"],
+            "kv_num_heads": a["kv_heads"],
+            "scale": a["scale"],
+            "softcap": a.get("softcap"),
+            "local_window_size": a.get("window") or -1,
+            "do_rotary": int(cos is not None),
+            "rotary_interleaved": interleaved,
+        },
+        outputs=3,
+        name=node.name or "",
+    )
+    replace(stage, node, [new], new.outputs)
+
+
+def _same_rope(a: ir.Node, b: ir.Node) -> bool:
+    same_tables = a.inputs[1:] == b.inputs[1:]
+    return same_tables and all(a.attributes[k].value == b.attributes[k].value for k in ("rotary_dim", "interleaved"))
+
+
+def _fuse_residual_norms(stage: Stage) -> None:
+    """Add followed by RMSNorm of the whole width is one SkipSimplifiedLayerNormalization that also gives the sum."""
+    for norm in list(stage.graph):
+        if norm.domain != EW or norm.op_type != "RMSNorm" or norm.attributes.get("group") is not None:
+            continue
+        add = made_by(norm.inputs[0], "Add", "")
+        if add is None or any(value is None or value.is_initializer() for value in add.inputs):
+            continue
+        name = norm.name or ""
+        skip = make_node(
+            MICROSOFT,
+            "SkipSimplifiedLayerNormalization",
+            [add.inputs[0], add.inputs[1], norm.inputs[1]],
+            {"epsilon": norm.attributes["epsilon"].value},
+            outputs=[f"{name}:normed", "", "", f"{name}:sum"],
+            name=name,
+        )
+        stage.graph.insert_before(add, [skip])
+        ir.convenience.replace_all_uses_with(norm.outputs[0], skip.outputs[0])
+        ir.convenience.replace_all_uses_with(add.outputs[0], skip.outputs[3])
+        stage.graph.remove([norm], safe=True)
+        stage.graph.remove([add], safe=True)
+
+
+def _rms_norm(stage: Stage, node: ir.Node) -> None:
+    x, weight = node.inputs
+    group = node.attributes.get("group")
+    attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].value, "stash_type": 1}
+    name = node.name or ""
+    if group is None:
+        new = [make_node("", "SimplifiedLayerNormalization", [x, weight], attributes, name=name)]
+    else:
+        heads = int64_constant(stage, [0, 0, -1, group.value], f"heads_{group.value}")
+        flat = int64_constant(stage, [0, 0, -1], "flat")
+        split = make_node("", "Reshape", [x, heads], {}, name=f"{name}/split")
+        norm = make_node("", "SimplifiedLayerNormalization", [split.outputs[0], weight], attributes, name=name)
+        new = [split, norm, make_node("", "Reshape", [norm.outputs[0], flat], {}, name=f"{name}/join")]
+    replace(stage, node, new, new[-1].outputs)
+
+
+def _linear(stage: Stage, node: ir.Node) -> None:
+    x, weight, bias = (*node.inputs, None)[:3]
+    new = [make_node(MICROSOFT, "FusedMatMul", [x, weight], {"transB": 1}, name=node.name or "")]
+    if bias is not None:
+        new.append(make_node("", "Add", [new[0].outputs[0], bias], {}, name=f"{node.name}/bias"))
+    replace(stage, node, new, new[-1].outputs)
+
+
+def _embedding(stage: Stage, node: ir.Node) -> None:
+    ids, table = node.inputs
+    new = make_node("", "Gather", [table, ids], {"axis": 0}, name=node.name or "")
+    replace(stage, node, [new], new.outputs)
+
+
+def _gated_activation(stage: Stage, node: ir.Node) -> None:
+    gate, up = node.inputs
+    kind = node.attributes["activation"].value
+    name = f"{node.name}/act"
+    if kind == "silu":
+        act = make_node(MICROSOFT, "QuickGelu", [gate], {"alpha": 1.0}, name=name)
+    elif kind == "relu":
+        act = make_node("", "Relu", [gate], {}, name=name)
+    else:
+        act = make_node("", "Gelu", [gate], {"approximate": "tanh" if kind == "gelu_tanh" else "none"}, name=name)
+    new = [act, make_node("", "Mul", [act.outputs[0], up], {}, name=node.name or "")]
+    replace(stage, node, new, new[-1].outputs)
+
+
+def _quant_linear(stage: Stage, node: ir.Node) -> None:
+    x, codes, scales, zero_points, bias = (*node.inputs, None, None)[:5]
+    a = {name: attribute.value for name, attribute in node.attributes.items()}
+    new = make_node(
+        MICROSOFT,
+        "MatMulNBits",
+        [x, codes, scales, zero_points, None, bias],
+        {
+            "K": a["in_features"],
+            "N": a["out_features"],
+            "bits": a["bits"],
+            "block_size": a["group"],
+            "accuracy_level": ACCURACY_LEVEL,
+        },
+        name=node.name or "",
+    )
+    replace(stage, node, [new], new.outputs)
+
+
+def _quant_embedding(stage: Stage, node: ir.Node) -> None:
+    """GatherBlockQuantized over the codes as a matrix; it shares the bytes with a tied head."""
+    ids, codes, scales, zero_points = (*node.inputs, None)[:4]
+    a = {name: attribute.value for name, attribute in node.attributes.items()}
+    assert codes is not None
+    flat = stage.alias(codes, lambda shape: (shape[0], shape[1] * shape[2]))
+    name = node.name or ""
+    gather = make_node(
+        MICROSOFT,
+        "GatherBlockQuantized",
+        [flat, ids, scales, zero_points],
+        {"bits": a["bits"], "block_size": a["group"], "gather_axis": 0, "quantize_axis": 1},
+        name=name,
+    )
+    new = [gather]
+    if a["in_features"] % a["group"]:
+        ends = [int64_constant(stage, [n], f"slice_{n}") for n in (0, a["in_features"], -1)]
+        new.append(make_node("", "Slice", [gather.outputs[0], *ends], {}, name=f"{name}/cut"))
+    replace(stage, node, new, new[-1].outputs)
+
+
+_RULES: dict[str, Callable[[Stage, ir.Node], None]] = {
+    "RMSNorm": _rms_norm,
+    "Linear": _linear,
+    "Embedding": _embedding,
+    "GatedActivation": _gated_activation,
+    "QuantLinear": _quant_linear,
+    "QuantEmbedding": _quant_embedding,
+}

@@ -1,0 +1,103 @@
+"""Small helpers passes share: replace a node, look through a node, merge linears that read the same input."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from edgewright.graph.builder import EW, make_node
+from edgewright.graph.stage import Stage
+from edgewright.graph.weights import StackedProducer
+
+
+def module_of(node: ir.Node) -> str:
+    """Return the module path a node was made for."""
+    return (node.name or "").rsplit("/", 1)[0]
+
+
+def replace(stage: Stage, node: ir.Node, new: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> None:
+    """Put `new` in `node`'s place; `outputs` stand for its outputs, names of graph outputs are kept."""
+    old_names = {value.name for value in node.outputs}
+    for value in (value for inner in new for value in inner.outputs):
+        if value not in outputs and value.name in old_names:
+            value.name = f"{value.name}.inner"
+    ir.convenience.replace_nodes_and_values(stage.graph, node, [node], list(new), list(node.outputs), list(outputs))
+
+
+def made_by(value: ir.Value | None, op_type: str, domain: str = EW) -> ir.Node | None:
+    """Return the node that makes `value` if it is of that type."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and node.domain == domain else None
+
+
+def int64_constant(stage: Stage, values: Sequence[int], name: str) -> ir.Value:
+    """Register a small int64 vector as an initializer (shared by name)."""
+    if name not in stage.graph.initializers:
+        tensor = ir.tensor(np.asarray(values, dtype=np.int64), name=name)
+        stage.graph.register_initializer(
+            ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        )
+    return stage.graph.initializers[name]
+
+
+def merge_linears(stage: Stage) -> None:
+    """Join linears of one input and one format into one over stacked rows, followed by a Split.
+
+    One matrix product instead of three for q, k, v and instead of two for gate and up; rows are quantized along the
+    input axis, so stacking them changes no value.
+    """
+    groups: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
+    for node in stage.graph:
+        if node.domain != EW or node.op_type not in ("Linear", "QuantLinear"):
+            continue
+        parameters = node.inputs[1:]
+        if any(p is not None and (p.name not in stage.producers or len(p.uses()) != 1) for p in parameters):
+            continue
+        attributes = tuple(sorted((k, a.value) for k, a in node.attributes.items() if k != "out_features"))
+        given = tuple(p is not None for p in parameters)
+        groups[id(node.inputs[0]), node.op_type, attributes, given].append(node)
+    for nodes in groups.values():
+        if len(nodes) > 1:
+            _merge(stage, nodes)
+
+
+def _merge(stage: Stage, nodes: list[ir.Node]) -> None:
+    first = nodes[0]
+    modules = [module_of(node) for node in nodes]
+    parent = modules[0].rsplit(".", 1)[0]
+    name = f"{parent}." + "+".join(module.rsplit(".", 1)[-1] for module in modules)
+    inputs: list[ir.Value | None] = [first.inputs[0]]
+    done: dict[int, tuple[ir.Value, ...]] = {}
+    for position in range(1, len(first.inputs)):
+        columns = [node.inputs[position] for node in nodes]
+        if columns[0] is None:
+            inputs.append(None)
+            continue
+        producers = [stage.producers[c.name] for c in columns if c is not None and c.name is not None]
+        if id(producers[0]) not in done:
+            suffixes = [spec.name.rsplit(".", 1)[-1] for spec in producers[0].specs]
+            stacked = StackedProducer(producers, [f"{name}.{suffix}" for suffix in suffixes])
+            done[id(producers[0])] = stage.add_producer(stacked)
+        index = next(i for i, spec in enumerate(producers[0].specs) if spec.name == columns[0].name)
+        inputs.append(done[id(producers[0])][index])
+    rows = []
+    for node in nodes:
+        weight = node.inputs[1]
+        assert weight is not None
+        assert weight.shape is not None
+        rows.append(int(weight.shape[0]))  # type: ignore[arg-type]
+    attributes = {k: a.value for k, a in first.attributes.items()}
+    if "out_features" in attributes:
+        attributes["out_features"] = sum(rows)
+    linear = make_node(EW, first.op_type, inputs, attributes, name=f"{name}/{first.op_type}")
+    sizes = int64_constant(stage, rows, "split_" + "_".join(map(str, rows)))
+    split = make_node(
+        "", "Split", [linear.outputs[0], sizes], {"axis": -1}, outputs=len(nodes), name=f"{name}/Split"
+    )
+    stage.graph.insert_before(first, [linear, split])
+    for node, output in zip(nodes, split.outputs, strict=True):
+        ir.convenience.replace_all_uses_with(node.outputs[0], output)
+        stage.graph.remove(node, safe=True)

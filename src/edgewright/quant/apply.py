@@ -1,0 +1,112 @@
+"""The pass that gives every linear and embedding table the format its recipe says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from edgewright.graph import Stage, Weight
+from edgewright.graph.builder import EW, make_node
+from edgewright.graph.weights import FloatProducer, Producer
+from edgewright.quant.formats import Format, IntFormat
+from edgewright.quant.producers import ExactProducer, RoundingProducer, holds_exactly
+from edgewright.quant.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was done to one module: its format, and whether the checkpoint's codes were taken over unchanged."""
+
+    module: str
+    kind: str
+    format: Format
+    exact: bool
+    stored: str
+
+
+def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
+    """Apply `recipe` to every `Linear` and `Embedding` of the stage, in place; returns what was done, in graph order.
+
+    A head and a table that are tied and get the same format share one set of codes. Raises RecipeError.
+    """
+    nodes = [node for node in stage.graph if node.domain == EW and node.op_type in ("Linear", "Embedding")]
+    modules = [(_module(node), _kind(node)) for node in nodes]
+    formats = recipe.resolve(modules)
+    applied = []
+    shared: dict[tuple[str, Format], tuple[ir.Value, ...]] = {}
+    for node, (module, kind) in zip(nodes, modules, strict=True):
+        fmt = formats[module]
+        table = node.inputs[1]
+        assert table is not None
+        assert table.name is not None
+        weight = stage.weights[table.name]
+        tensor = weight.stored()
+        exact = isinstance(fmt, IntFormat) and holds_exactly(tensor, fmt)
+        stored = tensor.dtype if tensor is not None else "transformed"
+        applied.append(Applied(module, kind, fmt, exact or stored == fmt.label, stored))
+        key = (weight.name, fmt)
+        if key not in shared:
+            shared[key] = _produce(stage, weight, fmt, module)
+        elif isinstance(fmt, IntFormat):
+            stage.notes.append(f"{module} shares the codes of {weight.name}")
+        _replace(stage, node, shared[key], fmt, weight)
+    stage.drop_unused()
+    return applied
+
+
+def _module(node: ir.Node) -> str:
+    return (node.name or "").rsplit("/", 1)[0]
+
+
+def _kind(node: ir.Node) -> str:
+    if node.op_type == "Embedding":
+        return "embedding"
+    return "lm_head" if _module(node) == "lm_head" else "body"
+
+
+def _produce(stage: Stage, weight: Weight, fmt: Format, module: str) -> tuple[ir.Value, ...]:
+    if isinstance(fmt, IntFormat):
+        tensor = weight.stored()
+        if tensor is not None and holds_exactly(tensor, fmt):
+            producer: Producer = ExactProducer(tensor, weight, fmt, module)
+        else:
+            producer = RoundingProducer(weight, fmt, module)
+        return stage.add_producer(producer)
+    value = stage.graph.initializers[weight.name]
+    if fmt.dtype == "float32":
+        return (value,)
+    half = FloatProducer(weight, fmt.dtype)
+    half.specs = (type(half.specs[0])(f"{module}.{fmt.dtype}", fmt.dtype, weight.shape),)
+    return stage.add_producer(half)
+
+
+def _replace(stage: Stage, node: ir.Node, values: tuple[ir.Value, ...], fmt: Format, weight: Weight) -> None:
+    """Put the node of the right kind in `node`'s place."""
+    x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    new: list[ir.Node] = []
+    if isinstance(fmt, IntFormat):
+        rows, width = weight.shape
+        inputs = [x, *values, *([None] if len(values) == 2 else []), bias]
+        new.append(
+            make_node(
+                EW,
+                f"Quant{node.op_type}",
+                inputs,
+                {"bits": fmt.bits, "group": fmt.group, "in_features": width, "out_features": rows},
+                name=node.name or "",
+            )
+        )
+    elif fmt.dtype == "float32":
+        return
+    elif node.op_type == "Embedding":
+        gather = make_node(EW, "Embedding", [x, values[0]], {}, name=f"{node.name}_half")
+        new += [gather, _cast(gather.outputs[0], node.name or "")]
+    else:
+        cast = _cast(values[0], f"{node.name}_weight")
+        new += [cast, make_node(EW, "Linear", [x, cast.outputs[0], bias], {}, name=node.name or "")]
+    ir.convenience.replace_nodes_and_values(stage.graph, node, [node], new, node.outputs, new[-1].outputs)
+
+
+def _cast(value: ir.Value, name: str) -> ir.Node:
+    return make_node("", "Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"{name}/Cast")

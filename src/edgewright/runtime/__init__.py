@@ -1,0 +1,1 @@
+"""The device side: running a bundle. Imports nothing from the host side."""
