@@ -1,0 +1,115 @@
+"""Runs one compiled stage with ONNX Runtime: a session with pinned settings, and reusable input/output bindings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from edgewright.contract import StageContract
+from edgewright.errors import BundleError, TargetMismatchError
+
+_LEVELS = {
+    "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Everything that decides what a session computes and how: stored in the manifest, verified, and used again.
+
+    `optimization` is the graph optimization done at load: disabled, basic or all. `threads` is the default number of
+    intra-op threads, 0 for one per physical core; it may be overridden at load, results do not depend on it.
+    """
+
+    optimization: str = "disabled"
+    threads: int = 0
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON-compatible values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EngineSettings:
+        """Build settings from a manifest; raises KeyError or TypeError on another layout."""
+        return cls(str(data["optimization"]), int(data["threads"]), dict(data["config"]))
+
+    def session_options(self, threads: int | None = None) -> ort.SessionOptions:
+        """Return ONNX Runtime session options."""
+        options = ort.SessionOptions()
+        options.graph_optimization_level = _LEVELS[self.optimization]
+        options.intra_op_num_threads = self.threads if threads is None else threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 3
+        for key, value in self.config.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+
+class Engine:
+    """One stage, loaded. `contract` is checked against what the file really takes and gives.
+
+    Raises BundleError when the file can't be loaded or its inputs and outputs are not the contract's.
+    """
+
+    def __init__(
+        self, model: Path, contract: StageContract, settings: EngineSettings, *, threads: int | None = None
+    ) -> None:
+        try:
+            self.session = ort.InferenceSession(
+                str(model), settings.session_options(threads), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise BundleError(
+                f"ONNX Runtime {ort.__version__} can't load {model.name}: {str(error).splitlines()[0]} "
+                "Compile the bundle again on this machine."
+            ) from None
+        self.contract = contract
+        self._check()
+
+    def _check(self) -> None:
+        declared = {t.name: t for t in (*self.contract.inputs, *self.contract.outputs)}
+        found = {v.name: v for v in (*self.session.get_inputs(), *self.session.get_outputs())}
+        if declared.keys() != found.keys():
+            odd = sorted(declared.keys() ^ found.keys())
+            raise TargetMismatchError(f"The engine's inputs and outputs are not the manifest's: {', '.join(odd)} differ.")
+        for name, tensor in declared.items():
+            rank_ok = len(found[name].shape) == len(tensor.shape)
+            fixed_ok = rank_ok and all(
+                a == b for a, b in zip(tensor.shape, found[name].shape, strict=True) if isinstance(a, int)
+            )
+            if found[name].type != _ORT_TYPES[tensor.dtype] or not fixed_ok:
+                raise TargetMismatchError(
+                    f"The engine's {name} is {found[name].type} {found[name].shape} where the manifest says "
+                    f"{tensor.dtype} {list(tensor.shape)}: build the bundle again."
+                )
+
+    def binding(self) -> ort.IOBinding:
+        """Return a new, empty binding."""
+        return self.session.io_binding()
+
+    def run(self, binding: ort.IOBinding) -> None:
+        """Run once with everything bound."""
+        self.session.run_with_iobinding(binding)
+
+
+_ORT_TYPES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "int64": "tensor(int64)",
+    "int32": "tensor(int32)",
+    "int8": "tensor(int8)",
+}
+
+
+def share(array: np.ndarray) -> ort.OrtValue:
+    """Return an OrtValue over the array's own memory; writing the array is seen by the next run."""
+    return ort.OrtValue.ortvalue_from_numpy(array)
