@@ -53,6 +53,8 @@ class Race:
         """Prepare everything, then race, then write the tables; return the exit code."""
         names = self.args.contenders.split(",") if self.args.contenders else None
         chosen = select(self.args.models.split(","), names)
+        for model in chosen:
+            artefacts.checkpoint(model, self.args.edgewright_python)
         ready = {model: [e for e in entries if self._prepare(model, e)] for model, entries in chosen.items()}
         for model, entries in ready.items():
             if not self.args.prepare_only:
@@ -95,15 +97,16 @@ class Race:
         longest = max(self.settings["prefill"], *self.settings["contexts"]) + self.settings["decode"] + 1
         job = {"peer": entry.peer, "path": str(folder), "options": entry.options, **self.settings}
         job |= {"seed": repeat, "capacity": -(-longest // 256) * 256}
-        for attempt in range(self.args.retries + 1):
+        attempts = 0
+        while True:
+            attempts += 1
             artefacts.read_once(folder)
             if self.args.wait:
                 wait_until_quiet(self.args.wait)
             result = run_worker(python, "speed", job)
             print(_brief(model, entry, result), file=sys.stderr, flush=True)
-            if not result["dirty"]:
-                break
-        return result | {"repeat": repeat, "attempts": attempt + 1}
+            if not result["dirty"] or attempts > self.args.retries:
+                return result | {"repeat": repeat, "attempts": attempts}
 
     def _save(self) -> None:
         """Keep what is known so far: a race takes an hour and may be interrupted."""

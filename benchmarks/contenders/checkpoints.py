@@ -34,7 +34,8 @@ def make_smollm2(out: Path) -> None:
     # The weights are dense by now, yet transformers refuses to save them while it thinks of them as GGUF.
     model.hf_quantizer = None
     model.is_quantized = False
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     model.save_pretrained(out / "hf")
     tokenizer.save_pretrained(out / "hf")
 

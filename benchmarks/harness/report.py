@@ -76,8 +76,8 @@ def document(tables: dict[str, list[Run]], settings: Run) -> str:
         f"{date.today().isoformat()}; {cpu_model()}; {settings['threads']} threads; batch 1; greedy; "
         f"{settings['decode']} tokens decoded; a run is one fresh process.",
         f"Versions: {', '.join(sorted(versions))}.",
-        "A speed is `median [min..max]` over `n` clean runs. KL (nats per token, mean ± standard error), perplexity and "
-        f"top-1 agreement are against the float32 checkpoint of {QUALITY_MODEL} on a fixed text.",
+        "A speed is `median [min..max]` over `n` clean runs. KL (nats per token, mean ± standard error), perplexity "
+        f"and top-1 agreement are against the float32 checkpoint of {QUALITY_MODEL} on a fixed text.",
         "",
     ]
     return "\n".join(head) + "\n" + "\n".join(table(model, lines, settings) for model, lines in tables.items())

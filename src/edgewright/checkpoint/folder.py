@@ -68,8 +68,8 @@ def _no_config(folder: Path) -> str:
     if any(folder.glob("*.gguf")):
         return f"{folder} has no config.json but holds GGUF files; give the path of the GGUF file itself."
     return (
-        f"{folder} is not a checkpoint, it has no config.json (looked for config.json with model.safetensors or {INDEX});"
-        " give a Hugging Face model folder or a .gguf file."
+        f"{folder} is not a checkpoint, it has no config.json (looked for config.json with model.safetensors or"
+        f" {INDEX}); give a Hugging Face model folder or a .gguf file."
     )
 
 
@@ -80,15 +80,15 @@ def _single_file(folder: Path) -> str:
         return "model.safetensors"
     if len(names) > 1 or (names and _SHARD.search(names[0]) and "-00001-of-00001" not in names[0]):
         raise MissingShardError(
-            f"{folder} holds {len(names)} safetensors files ({shown(names[0])} ...) but no {INDEX} that says what belongs"
-            " together; add the index from the model's repository."
+            f"{folder} holds {len(names)} safetensors files ({shown(names[0])} ...) but no {INDEX} that says what"
+            " belongs together; add the index from the model's repository."
         )
     if names:
         return names[0]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise UnsupportedFormatError(
-            f"{folder} has only PyTorch pickle weights, which can run code when loaded; convert them to model.safetensors,"
-            " for example with transformers' save_pretrained."
+            f"{folder} has only PyTorch pickle weights, which can run code when loaded; convert them to"
+            " model.safetensors, for example with transformers' save_pretrained."
         )
     raise SourceNotFoundError(
         f"{folder} has a config.json but no weights (looked for model.safetensors and {INDEX}); download them too."
@@ -119,7 +119,8 @@ def _check_shard_name(shard: str, index_path: Path) -> None:
     plain = shard and not any(mark in shard for mark in "/\\\0:") and shard not in (".", "..")
     if not plain or not shard.endswith(".safetensors"):
         raise MalformedHeaderError(
-            f"{index_path} names the shard {shown(shard)}, which is not the name of a safetensors file in the folder; {REMAKE}."
+            f"{index_path} names the shard {shown(shard)}, which is not the name of a safetensors file in the folder;"
+            f" {REMAKE}."
         )
 
 
@@ -134,14 +135,14 @@ def _check_shard(
         other = next((other for other in stored if name in stored[other]), None)
         where = f"it is in {shown(other)}" if other else "no shard has it"
         raise MissingShardError(
-            f"{index_path} says that tensor {shown(name)} is in {shown(shard)}, but {where}; download index and shards of"
-            " the same revision."
+            f"{index_path} says that tensor {shown(name)} is in {shown(shard)}, but {where}; download index and"
+            " shards of the same revision."
         )
     for name in sorted(stored[shard].keys() - names):
         where = f"puts it in {shown(weight_map[name])}" if name in weight_map else "doesn't list it"
         raise MissingShardError(
-            f"the shard {shown(shard)} holds tensor {shown(name)}, but {index_path} {where}; download index and shards of"
-            " the same revision."
+            f"the shard {shown(shard)} holds tensor {shown(name)}, but {index_path} {where}; download index and"
+            " shards of the same revision."
         )
 
 
@@ -165,6 +166,12 @@ def read_sidecars(folder: Path) -> dict[str, bytes]:
             template = chat_template(read_json_object(inside(folder, "chat_template.json")))
         if template is not None:
             found["chat_template.jinja"] = template.encode()
+    if "tokenizer.json" not in found and (folder / "tokenizer.model").is_file():
+        from edgewright.checkpoint.sentencepiece import rebuild_tokenizer
+
+        added = folder / "added_tokens.json"
+        extra = read_json_object(inside(folder, added.name)) if added.is_file() else {}
+        found["tokenizer.json"] = rebuild_tokenizer(inside(folder, "tokenizer.model"), settings, extra)
     return found
 
 

@@ -1,7 +1,7 @@
 """The GGUF container, versions 2 and 3, little endian: metadata and tensor table from a mapping, every count checked.
 
-Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version u32, tensor count u64, pair count u64;
-the key/value pairs; per tensor name, dimensions (fastest first), type and offset; padding; the data. No count is
+Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version u32, tensor count u64, pair count
+u64; the key/value pairs; per tensor name, dimensions (fastest first), type and offset; padding; the data. No count is
 believed before the bytes it stands for are known to be in the file.
 """
 
@@ -84,7 +84,7 @@ class Strings:
             return []
         base = int(self._offsets[0]) - 8
         last = int(self._offsets[-1])
-        size = _U64.unpack_from(self._data, last - 8)[0]
+        size = int(self._data[last - 8 : last].view(np.uint64)[0])
         buffer = self._data[base : last + size].tobytes()
         starts = (self._offsets - base).tolist()
         ends = [start - 8 for start in starts[1:]] + [len(buffer)]
@@ -125,7 +125,7 @@ class _Reader:
     def __init__(self, path: Path):
         self.path = path
         self.data = map_file(path, 24)
-        self.view = memoryview(self.data)
+        self.view = memoryview(self.data)  # type: ignore[arg-type]  # NumPy arrays are buffers
         self.at = 0
 
     def read(self) -> GgufFile:
@@ -146,7 +146,7 @@ class _Reader:
         return GgufFile(self.path, version, metadata, self.locate(table, alignment))
 
     def _read_version(self) -> int:
-        if self.view[:4] != b"GGUF":
+        if bytes(self.view[:4]) != b"GGUF":
             self.refuse(f"does not start with GGUF but with {shown(bytes(self.view[:4]))}, so it is no GGUF file")
         self.at = 4
         version = self.u32()
@@ -155,11 +155,13 @@ class _Reader:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         if swapped < 1 << 16:
             raise UnsupportedFormatError(
-                f"{self.path} is a big-endian GGUF file (version {swapped}), but only little-endian ones can be read; convert"
+                f"{self.path} is a big-endian GGUF file (version {swapped}), but only little-endian ones can be read;"
+                " convert"
                 " it with gguf-convert-endian."
             )
         raise UnsupportedFormatError(
-            f"{self.path} is a GGUF file of version {version}, but versions 2 and 3 can be read; convert the model again with"
+            f"{self.path} is a GGUF file of version {version}, but versions 2 and 3 can be read; convert the"
+            " model again with"
             " a current llama.cpp."
         )
 
@@ -169,7 +171,8 @@ class _Reader:
     def need(self, size: int, what: str) -> None:
         if size > len(self.view) - self.at:
             raise TruncatedFileError(
-                f"{self.path} ends inside {what} ({size} bytes announced at byte {self.at} of {len(self.view)}); {REMAKE}."
+                f"{self.path} ends inside {what} ({size} bytes announced at byte {self.at} of {len(self.view)});"
+                f" {REMAKE}."
             )
 
     def check_count(self, count: int, least_bytes: int, most: int, what: str) -> None:
@@ -258,7 +261,9 @@ class _Reader:
         if dimensions > 4:
             raise TensorLayoutError(f"{where} has {dimensions} dimensions, but GGUF allows 4; {REMAKE}.")
         sizes = [self.u64() for _ in range(dimensions)]
-        if math.prod(size or 1 for size in sizes) >= 1 << 60:
+        if 0 in sizes:
+            raise TensorLayoutError(f"{where} has the dimensions {shown(sizes)}, one of them empty; {REMAKE}.")
+        if math.prod(sizes) >= 1 << 60:
             raise TensorLayoutError(
                 f"{where} has the dimensions {shown(sizes)}, whose size overflows 64 bits; {REMAKE}."
             )

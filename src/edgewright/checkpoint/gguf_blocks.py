@@ -46,7 +46,8 @@ def _fields(blocks: Bytes, *fields: tuple[str, Any] | tuple[str, Any, int]) -> n
 
 
 def _nibbles(packed: Bytes, group_bytes: int) -> Bytes:
-    """Split bytes [n, k] into 4-bit values [n, 2 k]: of each group of bytes first the low halves, then the high ones."""
+    """Split bytes [n, k] into 4-bit values [n, 2 k]: of each group of bytes first the low halves, then"
+    " the high ones."""
     n, width = packed.shape
     words = np.ascontiguousarray(packed).view(np.uint64)
     out = np.empty((n, width // group_bytes, 2, group_bytes // 8), np.uint64)

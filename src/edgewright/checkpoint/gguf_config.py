@@ -6,6 +6,7 @@ without rope) is added here. A key of the architecture that nothing reads is ref
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Metadata:
 
     def __init__(self, file: GgufFile):
         self.path = file.path
-        self.values = file.metadata
+        self.values = dict(file.metadata)
         self.read: set[str] = set()
 
     def get(self, key: str, kind: type[Any], default: Any = None) -> Any:
@@ -48,7 +49,11 @@ class Metadata:
             raise MalformedHeaderError(
                 f"{self.path} has {shown(key)} as {type(value).__name__}, not as {kind.__name__}; {REMAKE}."
             )
-        return shortest(value) if kind is float else value
+        if kind is float:
+            if not math.isfinite(value):
+                raise MalformedHeaderError(f"{self.path} has {shown(key)} as {value}, which is no number; {REMAKE}.")
+            return shortest(value)
+        return value
 
     def need(self, key: str, kind: type[Any]) -> Any:
         """Return the value of `key`; raises MalformedHeaderError if it isn't there."""
@@ -57,23 +62,32 @@ class Metadata:
             raise MalformedHeaderError(f"{self.path} lacks {shown(key)}, without which the model is unknown; {REMAKE}.")
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return an int of at least 1 and below 2**31; raises MalformedHeaderError if it is another number."""
+        value: int = self.need(key, int) if default is None else self.get(key, int, default)
+        if not 1 <= value < 1 << 31:
+            raise MalformedHeaderError(f"{self.path} has {value} as {shown(key)}, which can't be a size; {REMAKE}.")
+        return value
+
     def uniform(self, key: str, default: int | None = None) -> int:
-        """Return an int that may also be stored as an array with one equal entry per layer."""
+        """Return a size that may also be stored as an array with one equal entry per layer."""
         value = self.values.get(key)
         if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and (value == value[0]).all():
-            self.read.add(key)
-            return int(value[0])
-        if isinstance(value, np.ndarray | Strings):
+            self.values[key] = int(value[0])
+        elif isinstance(value, np.ndarray | Strings):
             raise UnsupportedFormatError(
-                f"{self.path} has a {shown(key)} that differs from layer to layer, which no known model family does; use"
+                f"{self.path} has a {shown(key)} that differs from layer to layer, which no known model family does;"
+                " use"
                 " another model."
             )
-        return int(self.need(key, int) if default is None else self.get(key, int, default))
+        return self.size(key, default)
 
 
 def shortest(value: float) -> float:
     """Return the shortest decimal that is the same float32: 9.999999747378752e-06 was 1e-05."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):
+        narrow = np.float32(value)
+    return float(str(narrow)) if float(narrow) == value else float(value)
 
 
 def synthesize_config(file: GgufFile) -> dict[str, Any]:
@@ -91,31 +105,29 @@ def synthesize_config(file: GgufFile) -> dict[str, Any]:
         )
     _refuse_kinds(meta)
     model_type, class_name = ARCHITECTURES[arch]
-    hidden = meta.need(f"{arch}.embedding_length", int)
+    hidden = meta.size(f"{arch}.embedding_length")
     heads = meta.uniform(f"{arch}.attention.head_count")
-    if hidden < 1 or heads < 1:
-        raise MalformedHeaderError(f"{file.path} has {hidden} hidden units and {heads} attention heads; {REMAKE}.")
-    head_dim = meta.get(f"{arch}.attention.key_length", int, hidden // heads)
-    if meta.get(f"{arch}.attention.value_length", int, head_dim) != head_dim:
+    head_dim = meta.size(f"{arch}.attention.key_length", hidden // heads)
+    if meta.size(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise UnsupportedFormatError(f"{file.path} has keys and values of different length; use another model.")
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": meta.need(f"{arch}.block_count", int),
+        "num_hidden_layers": _few(meta, meta.size(f"{arch}.block_count")),
         "num_attention_heads": heads,
         "num_key_value_heads": meta.uniform(f"{arch}.attention.head_count_kv", heads),
         "intermediate_size": meta.uniform(f"{arch}.feed_forward_length"),
-        "max_position_embeddings": meta.need(f"{arch}.context_length", int),
+        "max_position_embeddings": meta.size(f"{arch}.context_length"),
         "rms_norm_eps": meta.need(f"{arch}.attention.layer_norm_rms_epsilon", float),
-        "rope_theta": meta.get(f"{arch}.rope.freq_base", float, 10000.0),
+        "rope_theta": _positive(meta, f"{arch}.rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "vocab_size": _vocab_size(file),
         "torch_dtype": "float32",
     }
     if arch != "qwen2" or head_dim * heads != hidden:
         config["head_dim"] = head_dim
-    rotated = meta.get(f"{arch}.rope.dimension_count", int, head_dim)
+    rotated = meta.size(f"{arch}.rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
     scaling = _rope_scaling(meta, arch, file, head_dim, config["rope_theta"])
@@ -145,7 +157,8 @@ def _refuse_unread(meta: Metadata, arch: str) -> None:
         prefix, _, rest = key.partition(".")
         if prefix == arch and key not in meta.read and rest not in _INERT:
             raise UnsupportedFormatError(
-                f"{meta.path} sets {shown(key)} to {shown(meta.values[key])}, which is not known for {arch} and could change"
+                f"{meta.path} sets {shown(key)} to {shown(meta.values[key])}, which is not known for {arch} and could"
+                " change"
                 " the result; use a plain conversion of the model."
             )
 
@@ -182,7 +195,7 @@ def _smollm3(config: dict[str, Any], meta: Metadata, file: GgufFile) -> None:
     interval = _SMOLLM3_NO_ROPE_INTERVAL
     layers = config["num_hidden_layers"]
     config["no_rope_layer_interval"] = interval
-    config["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in range(_few(meta, layers))]
+    config["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in range(layers)]
     config["layer_types"] = ["full_attention"] * layers
     config["use_sliding_window"] = False
     config["sliding_window"] = None
@@ -199,7 +212,7 @@ def _qwen3(config: dict[str, Any], meta: Metadata, file: GgufFile) -> None:
 
 
 def _gemma3(config: dict[str, Any], meta: Metadata, file: GgufFile) -> None:
-    layers = _few(meta, config["num_hidden_layers"])
+    layers = config["num_hidden_layers"]
     heads, head_dim = config["num_attention_heads"], config["head_dim"]
     sliding = _gemma3_pattern(meta, layers)
     config["hidden_activation"] = "gelu_pytorch_tanh"
@@ -226,6 +239,13 @@ def _gemma3_pattern(meta: Metadata, layers: int) -> list[bool]:
     if type(value) is not int or value < 1:
         raise MalformedHeaderError(f"{meta.path} has {shown(key)} that is no layer interval; {REMAKE}.")
     return [(layer + 1) % value != 0 for layer in range(layers)]
+
+
+def _positive(meta: Metadata, key: str, default: float) -> float:
+    value: float = meta.get(key, float, default)
+    if value <= 0:
+        raise MalformedHeaderError(f"{meta.path} has {value} as {shown(key)}, which must be above 0; {REMAKE}.")
+    return value
 
 
 def _few(meta: Metadata, layers: int) -> int:
@@ -259,7 +279,8 @@ def _rope_scaling(meta: Metadata, arch: str, file: GgufFile, head_dim: int, thet
             found["original_max_position_embeddings"] = original
         return scaling | {name: value for name, value in found.items() if value is not None}
     raise UnsupportedFormatError(
-        f"{meta.path} scales rope by {shown(kind)} with the factor {factor}, which can't be read from GGUF; use a Hugging Face"
+        f"{meta.path} scales rope by {shown(kind)} with the factor {factor}, which can't be read from GGUF;"
+        " use a Hugging Face"
         " folder of the model."
     )
 
@@ -272,7 +293,8 @@ def _llama3_scaling(meta: Metadata, stored: GgufTensor, head_dim: int, theta: fl
             if np.allclose(_llama3_factors(scaling, head_dim, theta), factors, rtol=1e-5, atol=0):
                 return scaling
     raise UnsupportedFormatError(
-        f"{meta.path} has rope_freqs.weight, but no llama3 rope parameters give its factors; use a Hugging Face folder of the"
+        f"{meta.path} has rope_freqs.weight, but no llama3 rope parameters give its factors; use a Hugging"
+        " Face folder of the"
         " model."
     )
 
@@ -283,7 +305,8 @@ def _llama3_factors(scaling: dict[str, Any], head_dim: int, theta: float) -> npt
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return 1.0 / ((1.0 - smooth) / scaling["factor"] + smooth)
+    factors: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / scaling["factor"] + smooth)
+    return factors
 
 
 def _llama3_candidates(factors: npt.NDArray[np.float64], head_dim: int, theta: float) -> list[dict[str, Any]]:

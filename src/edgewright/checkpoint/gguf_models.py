@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewright.checkpoint.checkpoint import Checkpoint
-from edgewright.checkpoint.gguf import GgufFile, GgufTensor, read_gguf
+from edgewright.checkpoint.gguf import GgufTensor, read_gguf
 from edgewright.checkpoint.gguf_blocks import BLOCK_FORMATS
 from edgewright.checkpoint.gguf_config import synthesize_config
 from edgewright.checkpoint.tensor import BlockTensor, MappedTensor, OffsetTensor, StoredTensor
@@ -76,8 +76,8 @@ def huggingface_name(name: str, arch: str, path: Path) -> str:
     names = _GEMMA3_LAYER if arch == "gemma3" else _LAYER
     if match is None or match[2] not in names:
         raise UnsupportedFormatError(
-            f"{path} holds the tensor {shown(name)}, which has no place in the architecture {arch}; use a plain conversion of"
-            " the model."
+            f"{path} holds the tensor {shown(name)}, which has no place in the architecture {arch}; use a plain"
+            " conversion of the model."
         )
     return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
 
@@ -103,7 +103,7 @@ def uninterleaved(entry: GgufTensor, heads: int, path: Path) -> npt.NDArray[np.i
     rows = entry.shape[0] if entry.shape else 0
     if heads < 1 or rows % (2 * heads):
         raise TensorLayoutError(
-            f"{path}: tensor {shown(entry.name)} has {rows} rows, which {heads} heads with two rotary halves can't share;"
-            f" {REMAKE}."
+            f"{path}: tensor {shown(entry.name)} has {rows} rows, which {heads} heads with two rotary halves can't"
+            f" share; {REMAKE}."
         )
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

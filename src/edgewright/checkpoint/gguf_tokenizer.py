@@ -21,7 +21,7 @@ from edgewright.checkpoint.tokenizer_json import (
     bpe_model,
     byte_level,
     index_tokens,
-    merges_from_scores,
+    merges_from_pieces,
     replace,
     sentencepiece_decoder,
     sequence,
@@ -32,10 +32,11 @@ from edgewright.errors import TokenizerError
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _REMEDY = "use a Hugging Face folder of the model"
 
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -110,7 +111,8 @@ class Vocabulary:
             raise TokenizerError(f"{self.where} has {shown(key)} that doesn't fit its {count} tokens; {_REMEDY}.")
         if not np.isfinite(value).all():
             raise TokenizerError(f"{self.where} has {shown(key)} with a value that is no number; {_REMEDY}.")
-        return value.tolist()
+        numbers: list[Any] = value.tolist()
+        return numbers
 
     def merges(self) -> Merges:
         """Return the stored merges."""
@@ -181,7 +183,8 @@ def _byte_level_bpe(vocabulary: Vocabulary) -> bytes:
     family = PRE_TOKENIZERS.get(pre)
     if family is None:
         raise TokenizerError(
-            f"{vocabulary.where} cuts text by the rules {shown(pre)}, but known are {', '.join(PRE_TOKENIZERS)}; {_REMEDY}."
+            f"{vocabulary.where} cuts text by the rules {shown(pre)}, but known are {', '.join(PRE_TOKENIZERS)};"
+            f" {_REMEDY}."
         )
     # SmolLM3 has the rules of Smaug with Llama 3's vocabulary, where a whole word that is a token isn't merged.
     whole_words = family.ignore_merges or vocabulary.meta.get("general.architecture", str) == "smollm3"
@@ -207,11 +210,13 @@ def _sentencepiece_bpe(vocabulary: Vocabulary) -> bytes:
     tokens = vocabulary.tokens
     vocab = index_tokens(tokens, list(range(len(tokens))), vocabulary.where)
     # SentencePiece takes user-defined pieces before all others; their stored score says nothing.
-    best = max(vocabulary.scores, default=0.0) + 1.0
-    scores = [best if kind == _USER_DEFINED else s for s, kind in zip(vocabulary.scores, types, strict=True)]
-    mergeable = [token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)]
+    first = [index for index, kind in enumerate(types) if kind == _USER_DEFINED]
+    rest = [index for index, kind in enumerate(types) if kind == _NORMAL]
+    # Gemma's own tokenizer.json ranks merges by id; Llama's by score, as transformers' generate_merges does.
     is_gemma = vocabulary.meta.get("general.architecture", str, "").startswith("gemma")
-    merges = merges_from_scores(vocab, scores, mergeable, by_id=is_gemma)
+    if not is_gemma:
+        rest.sort(key=lambda index: -vocabulary.scores[index])
+    merges = merges_from_pieces(vocab, [tokens[index] for index in first + rest], longer_left_first=not is_gemma)
     prefixed = vocabulary.meta.get("tokenizer.ggml.add_space_prefix", bool, True)
     unknown = vocabulary.named("unknown")
     return assemble(

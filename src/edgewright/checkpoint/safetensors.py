@@ -99,7 +99,8 @@ def _parse_entry(name: str, entry: Any, payload_bytes: int, path: Path) -> tuple
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _SAFE_DTYPES:
         raise UnsupportedFormatError(
-            f"{where} has the dtype {shown(dtype)}, which can't be read; convert it to one of {', '.join(_SAFE_DTYPES)}."
+            f"{where} has the dtype {shown(dtype)}, which can't be read; convert it to one of"
+            f" {', '.join(_SAFE_DTYPES)}."
         )
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
         raise TensorLayoutError(
@@ -119,8 +120,8 @@ def _parse_entry(name: str, entry: Any, payload_bytes: int, path: Path) -> tuple
         )
     if end - begin != math.prod(shape) * itemsize:
         raise TensorLayoutError(
-            f"{where} takes {end - begin} bytes, but {dtype} of shape {shown(shape)} needs {math.prod(shape) * itemsize};"
-            f" {REMAKE}."
+            f"{where} takes {end - begin} bytes, but {dtype} of shape {shown(shape)} needs"
+            f" {math.prod(shape) * itemsize}; {REMAKE}."
         )
     return _SAFE_DTYPES[dtype], tuple(shape), begin, end
 
@@ -136,7 +137,8 @@ def _check_cover(spans: list[tuple[int, int, str]], payload_bytes: int, path: Pa
     for begin, end, name in spans:
         if begin < reached:
             raise TensorLayoutError(
-                f"{path}: tensor {shown(name)} starts at byte {begin} of the data, inside the tensor before it; {REMAKE}."
+                f"{path}: tensor {shown(name)} starts at byte {begin} of the data, inside the tensor before it;"
+                f" {REMAKE}."
             )
         if begin > reached:
             raise TensorLayoutError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgewright.checkpoint.checkpoint import Checkpoint
 from edgewright.checkpoint.folder import open_folder
 from edgewright.checkpoint.text import shown
-from edgewright.errors import SourceNotFoundError, UnsupportedFormatError
+from edgewright.errors import CheckpointError, SourceNotFoundError, UnsupportedFormatError
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -18,6 +18,15 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     CheckpointError if a file breaks its format, UnknownModelTypeError if a GGUF architecture is not known.
     """
     path = Path(path)
+    try:
+        return _open(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or path} can't be read ({error.strerror or error}); check its permissions and the disk."
+        ) from None
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_dir():
         return open_folder(path)
     if not path.is_file():
@@ -26,7 +35,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         checkpoint = open_folder(path.parent)
         if not any(path.samefile(file) for file in checkpoint.files):
             raise UnsupportedFormatError(
-                f"{path} is not part of the checkpoint in its folder, which is made of {shown(checkpoint.files[-1].name)};"
+                f"{path} is not part of the checkpoint in its folder, which is made of"
+                f" {shown(checkpoint.files[-1].name)};"
                 " give the folder, or move the file to one of its own with a config.json."
             )
         return checkpoint

@@ -108,8 +108,7 @@ class MappedTensor(StoredTensor):
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
         data = np.ascontiguousarray(self.raw(start, stop))
         values = data.reshape(-1).view(DTYPES[self.dtype])
-        if self.dtype in FLOATING:
-            values = widen(values)
+        values = widen(values) if self.dtype in FLOATING else values.copy()
         return values.reshape(shape if self.shape or stop > start else (0,))
 
 

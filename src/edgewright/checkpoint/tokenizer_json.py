@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from edgewright.checkpoint.text import shown
 from edgewright.errors import TokenizerError
 
@@ -54,12 +52,22 @@ def assemble(model: Json, added: list[AddedToken], where: str, **parts: Json | N
     document["model"] = model
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     try:
-        Tokenizer.from_str(text)
-    except Exception as error:
+        tokenizer = Tokenizer.from_str(text)
+    except BaseException as error:  # the library raises plain Exception, and its panics are not even that
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
         reason = " ".join(str(error).split()).rstrip(".").replace(". ", ", ")
         raise TokenizerError(
-            f"{where} holds a tokenizer that can't be rebuilt ({reason}); use a Hugging Face folder with a tokenizer.json."
+            f"{where} holds a tokenizer that can't be rebuilt ({reason}); use a Hugging Face folder with a"
+            " tokenizer.json."
         ) from None
+    for token in added:
+        if tokenizer.token_to_id(token.content) != token.id:
+            raise TokenizerError(
+                f"{where} gives the token {shown(token.content)} the id {token.id}, which its vocabulary has for"
+                " another or"
+                " doesn't reach; use a Hugging Face folder with a tokenizer.json."
+            )
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -93,31 +101,17 @@ def index_tokens(tokens: list[str], ids: list[int], where: str) -> dict[str, int
     return vocab
 
 
-def merges_from_scores(vocab: dict[str, int], scores: list[float], mergeable: list[str], by_id: bool) -> Merges:
+def merges_from_pieces(vocab: dict[str, int], ranked: list[str], longer_left_first: bool) -> Merges:
     """Return the BPE merges that a SentencePiece vocabulary stands for, best first.
 
-    Every split of a mergeable piece into two pieces of the vocabulary is a merge. They rank by the piece's score (by its
-    id if `by_id`), then, as in transformers' generate_merges, the longer left part first (the shorter if `by_id`: the
-    order in Gemma's own tokenizer.json).
+    Every split of a piece of `ranked` (the best first) into two pieces of the vocabulary is a merge; among those of one
+    piece the longer left part comes first, or last.
     """
-    lefts: list[str] = []
-    rights: list[str] = []
-    owners: list[int] = []
-    for piece in mergeable:
-        owner = vocab[piece]
-        for cut in range(1, len(piece)):
-            left = piece[:cut]
-            if left in vocab and (right := piece[cut:]) in vocab:
-                lefts.append(left)
-                rights.append(right)
-                owners.append(owner)
-    sizes = np.fromiter(map(len, lefts), np.int64, len(lefts))
-    ids = np.asarray(owners, np.int64)
-    if by_id:
-        order = np.lexsort((sizes, ids))
-    else:
-        order = np.lexsort((ids, -sizes, -np.asarray(scores, np.float64)[ids]))
-    return [(lefts[index], rights[index]) for index in order.tolist()]
+    merges: Merges = []
+    for piece in ranked:
+        cuts = range(len(piece) - 1, 0, -1) if longer_left_first else range(1, len(piece))
+        merges += [(left, right) for cut in cuts if (left := piece[:cut]) in vocab and (right := piece[cut:]) in vocab]
+    return merges
 
 
 def bos_template(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> Json | None:

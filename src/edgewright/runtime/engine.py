@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
 from edgewright.errors import BundleError, TargetMismatchError
 
@@ -20,38 +18,17 @@ _LEVELS = {
 }
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """Everything that decides what a session computes and how: stored in the manifest, verified, and used again.
-
-    `optimization` is the graph optimization done at load: disabled, basic or all. `threads` is the default number of
-    intra-op threads, 0 for one per physical core; it may be overridden at load, results do not depend on it.
-    """
-
-    optimization: str = "disabled"
-    threads: int = 0
-    config: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON-compatible values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> EngineSettings:
-        """Build settings from a manifest; raises KeyError or TypeError on another layout."""
-        return cls(str(data["optimization"]), int(data["threads"]), dict(data["config"]))
-
-    def session_options(self, threads: int | None = None) -> ort.SessionOptions:
-        """Return ONNX Runtime session options."""
-        options = ort.SessionOptions()
-        options.graph_optimization_level = _LEVELS[self.optimization]
-        options.intra_op_num_threads = self.threads if threads is None else threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.log_severity_level = 3
-        for key, value in self.config.items():
-            options.add_session_config_entry(key, value)
-        return options
+def session_options(settings: EngineSettings, threads: int | None = None) -> ort.SessionOptions:
+    """Return ONNX Runtime session options; `threads` overrides the settings' number."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = _LEVELS[settings.optimization]
+    options.intra_op_num_threads = settings.threads if threads is None else threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    for key, value in settings.config.items():
+        options.add_session_config_entry(key, value)
+    return options
 
 
 class Engine:
@@ -65,7 +42,7 @@ class Engine:
     ) -> None:
         try:
             self.session = ort.InferenceSession(
-                str(model), settings.session_options(threads), providers=["CPUExecutionProvider"]
+                str(model), session_options(settings, threads), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise BundleError(

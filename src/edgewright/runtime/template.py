@@ -18,6 +18,8 @@ Values that C code would walk recursively (`str`, `==`, hashing, `json.dumps`) a
 lines of `{% set x = [x, x] %}` make a value whose text would fill any memory.
 """
 
+# ruff: noqa: N802 - Jinja looks its visitors up by node name
+
 from __future__ import annotations
 
 import dataclasses
@@ -39,18 +41,21 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
-from jinja2.filters import make_attrgetter
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from edgewright.errors import TemplateError
 from edgewright.runtime.text import Tokenizer
 
-MAX_SOURCE_CHARS = 1 << 17  # the longest published chat templates have about 30,000 characters
+MAX_SOURCE_CHARS = (
+    1 << 16
+)  # keeps compiling below about a second; the longest published chat templates have about 30,000 characters
+_MIN_COMPILE_TIMEOUT_S = 2.0
 _MAX_ITEMS = 200_000
 _MAX_INT_BITS = 4096
 _MAX_NESTING = 100  # of calls, and of values inside values
@@ -88,6 +93,7 @@ class ChatTemplate:
         self._timeout_s = timeout_s
         self._max_output_chars = max_output_chars
         self._environment = _Environment()
+        self._environment.run = _Run(max(_MIN_COMPILE_TIMEOUT_S, timeout_s), max_output_chars)
         try:
             self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -105,6 +111,8 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template can't be compiled ({type(error).__name__}: {_one_line(error)}); correct it."
             ) from error
+        finally:
+            self._environment.run = _NO_RUN
 
     def render(
         self,
@@ -156,7 +164,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         extra: Mapping[str, Any],
     ) -> dict[str, Any]:
-        if isinstance(messages, str) or not messages or not all(isinstance(each, Mapping) for each in messages):
+        if not messages or not all(isinstance(each, Mapping) for each in messages):
             raise TemplateError("the chat has no messages or one that is no object; give a non-empty list of objects.")
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise TemplateError("a tool is no object; give each tool as a JSON schema.")
@@ -253,7 +261,7 @@ class _Run:
             )
         if time.monotonic() > self._deadline:
             raise TemplateError(
-                f"the chat template ran longer than {self._timeout_s} s, probably in a loop without end; correct it "
+                f"the chat template takes longer than {self._timeout_s} s, probably in a loop without end; correct it "
                 "or raise timeout_s."
             )
         return True
@@ -298,8 +306,10 @@ class _Run:
     def walk(self, value: Any) -> _Size:
         """Measures a value as C code would walk it, shared parts each time; refuses what is too large or too deep."""
         if value is None or isinstance(value, str | int | float):
-            self.made(value) if isinstance(value, int) else None
-            return 1, len(value) if isinstance(value, str) else 0, 0
+            if isinstance(value, str):
+                return 1, len(value), 0
+            self.made(value)
+            return 1, 0, 0
         count = chars = deepest = 0
         stack: list[tuple[Any, int]] = [(value, 0)]
         while stack:
@@ -378,13 +388,18 @@ class _GenerationBlock(jinja2.ext.Extension):
 class _CodeGenerator(CodeGenerator):
     """Compiles comparisons, literals, `~` and slices to checked calls; Jinja writes the plain Python for them."""
 
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.environment, _Environment)
+        self.environment.run.tick()  # Jinja's analysis of names is quadratic, so compiling has a deadline as well
+        return super().visit(node, *args, **kwargs)
+
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
         if len(node.ops) == 1:
             self._call(f"compare({node.ops[0].op!r}, ", [node.expr, node.ops[0].expr], frame)
             return
-        for part in (node, *node.ops):
-            if not isinstance(part.expr, nodes.Const):
-                part.expr = _checked_value(part.expr)
+        node.expr = _checked_value(node.expr)
+        for operand in node.ops:
+            operand.expr = _checked_value(operand.expr)
         super().visit_Compare(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
@@ -463,11 +478,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self._local = threading.local()
         self.filters = {name: _guarded_filter(self, name) for name in _FILTERS}
-        self.tests = {name: _guarded_test(self, name) for name in DEFAULT_TESTS}
+        self.tests = {name: _guarded_test(self, name) for name in TESTS}
         self.globals = {
             "range": self.globals["range"],
-            "dict": _template_dict,
-            "namespace": _TemplateNamespace.make,
+            "dict": self._make_dict,
+            "namespace": lambda *args, **kwargs: _TemplateNamespace.make(self._make_dict(*args, **kwargs)),
             "cycler": lambda *items: Cycler(*items),
             "joiner": lambda sep=", ": Joiner(sep),
             "raise_exception": _raise_exception,
@@ -486,19 +501,22 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Parses and instruments: a tick in every loop body, loop condition, macro and call block."""
         tree = super()._parse(source, name, filename)
-        for refused in tree.find_all(_REFUSED_NODES):
+        for refused in tree.find_all(tuple(_REFUSED_NODES)):
             raise TemplateError(
                 f"the chat template uses {_REFUSED_NODES[type(refused)]} at line {refused.lineno}, which reads other "
                 "templates or changes escaping and isn't allowed; take it out."
             )
-        for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-            # a step can put a reference to each constant text in a buffer, and nothing else uncharged
-            cost = 16 + 8 * sum(1 for each in node.body for _ in each.find_all(nodes.TemplateData))
-            tick = nodes.EnvironmentAttribute(f"tick({cost})", lineno=node.lineno)
-            node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
-            if isinstance(node, nodes.For) and node.test is not None:
-                node.test = nodes.And(tick, node.test, lineno=node.lineno)
-        return tree.set_environment(self)  # type: ignore[return-value]  # returns self
+        loops = list(tree.find_all(nodes.For))
+        for loop in loops:
+            tick = _instrument(loop.body, loop.lineno)
+            if loop.test is not None:
+                loop.test = nodes.And(tick, loop.test, lineno=loop.lineno)
+        for macro in tree.find_all(nodes.Macro):
+            _instrument(macro.body, macro.lineno)
+        for block in tree.find_all(nodes.CallBlock):
+            _instrument(block.body, block.lineno)
+        tree.set_environment(self)
+        return tree
 
     # What the compiled code calls.
 
@@ -512,7 +530,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.run.walk(value)
         return value
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]  # a static method in Jinja
+    def concat(self, pieces: Iterable[str]) -> str:  # a static method in Jinja
         parts = list(pieces)
         self.run.fits(sum(map(len, parts)))
         return str(self.run.made("".join(parts)))
@@ -534,7 +552,18 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.run.walk(right)
         return _COMPARISONS[name](left, right)
 
+    def _make_dict(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        for value in args:  # its keys will be hashed
+            self.run.walk(value)
+        made: dict[Any, Any] = self.run.made(dict(*args, **kwargs))
+        return made
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        self.run.tick()
+        return super().getattr(obj, attribute)
+
     def getitem(self, obj: Any, argument: Any) -> Any:
+        self.run.tick()  # filters with a long `attribute` come here as well
         if isinstance(argument, tuple):
             self.run.walk(argument)
         return super().getitem(obj, argument)
@@ -560,11 +589,13 @@ class _Environment(ImmutableSandboxedEnvironment):
             _check_percent(run, left, right)
         return run.made(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         run = self.run
         run.tick(_CALL_BYTES)
         owner = getattr(obj, "__self__", None)
         if isinstance(obj, type | types.BuiltinFunctionType | types.MethodWrapperType) or isinstance(owner, str):
+            for name in ("_loop_vars", "_block_vars"):  # the compiler adds these for functions that take the context
+                kwargs.pop(name, None)
             return _call_builtin_method(run, obj, owner, args, kwargs)
         if isinstance(owner, LoopContext):  # loop.changed compares its arguments
             for value in args:
@@ -599,7 +630,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return call
 
 
-_NO_RUN = _Run(math.inf, 1 << 40)  # outside of a render only the compiler runs, which calls nothing of the template's
+def _instrument(body: list[nodes.Node], line: int) -> nodes.Expr:
+    """Puts a tick in front of `body` and returns it; one step can buffer a reference to each constant text."""
+    cost = 16 + 8 * len([data for node in body for data in node.find_all(nodes.TemplateData)])
+    tick = nodes.EnvironmentAttribute(f"tick({cost})", lineno=line)
+    body.insert(0, nodes.ExprStmt(tick, lineno=line))
+    return tick
+
+
+_NO_RUN = _Run(math.inf, 1 << 40)  # outside of compiling and rendering nothing of the template runs
 
 _REFUSED_NODES: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
@@ -640,9 +679,9 @@ class _TemplateNamespace(Namespace):
     """`namespace(...)` that takes no underscore names, as in transformers."""
 
     @classmethod
-    def make(cls, *args: Any, **kwargs: Any) -> _TemplateNamespace:
+    def make(cls, attributes: Mapping[str, Any]) -> _TemplateNamespace:
         namespace = cls()
-        for name, value in dict(*args, **kwargs).items():
+        for name, value in attributes.items():
             namespace[name] = value
         return namespace
 
@@ -650,10 +689,6 @@ class _TemplateNamespace(Namespace):
         if isinstance(name, str) and name.startswith("_"):
             raise jinja2.exceptions.SecurityError(f"a namespace can't hold the name {name[:100]!r}")
         super().__setitem__(name, value)
-
-
-def _template_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: Any) -> NoReturn:
@@ -678,11 +713,16 @@ def _tojson(
 
 # --- methods of built-in types --------------------------------------------------------------------------------------
 
-_STR_METHODS = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_STR_METHODS = _names(
     "capitalize casefold center count endswith expandtabs find index isalnum isalpha isascii isdecimal isdigit "
     "isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix "
     "removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title "
-    "upper zfill".split()
+    "upper zfill"
 )
 _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (str, _STR_METHODS),
@@ -723,9 +763,10 @@ def _check_str_method(run: _Run, text: str, name: str, args: tuple[Any, ...], kw
         _check_replace(run, text, args[0], args[1])
     elif name in ("strip", "lstrip", "rstrip"):
         _check_strip(first)
-    elif name in ("rfind", "rindex", "rsplit", "rpartition") and isinstance(first, str):
-        if len(text) * len(first) > _MAX_SEARCH_WORK:
-            run.too_large("search")
+    elif name in ("rfind", "rindex", "rsplit", "rpartition"):
+        needle = len(first) if isinstance(first, str) else 1
+        if len(text) * needle > _MAX_SEARCH_WORK:
+            raise jinja2.exceptions.SecurityError(f"{name} of that much text isn't allowed")
 
 
 def _check_replace(run: _Run, text: str, old: Any, new: Any) -> None:
@@ -790,24 +831,23 @@ class _EscapeFormatter(_Format, SandboxedEscapeFormatter):
 
 # Of Jinja's filters these are left out, because no chat template uses them and each would need a limit of its own:
 # filesizeformat, pprint, striptags, urlencode, urlize, wordcount, wordwrap, xmlattr.
-_SEQUENCE_FILTERS = frozenset(
-    "batch count first groupby last length list map max min random reject rejectattr reverse select selectattr slice "
-    "sort sum unique join".split()
+_SEQUENCE_FILTERS = _names(
+    "batch groupby join list map max min reject rejectattr select selectattr slice sort sum unique"
 )
-_UNWALKED_FILTERS = frozenset(
+_UNWALKED_FILTERS = _names(
     "attr batch count d default first items last length list map random reject rejectattr reverse select selectattr "
-    "slice sum".split()
+    "slice sum"
 )
-_FILTERS = _SEQUENCE_FILTERS | frozenset(
-    "abs attr capitalize center d default dictsort e escape float forceescape format indent int items lower replace "
-    "round safe string title tojson trim truncate upper".split()
+_FILTERS = _SEQUENCE_FILTERS | _names(
+    "abs attr capitalize center count d default dictsort e escape first float forceescape format indent int items last "
+    "length lower random replace reverse round safe string title tojson trim truncate upper"
 )
 
 
 def _guarded_filter(environment: _Environment, name: str) -> Callable[..., Any]:
     """One of Jinja's filters behind the checks its arguments need; iterators come back as iterators over a list."""
     own: dict[str, Callable[..., Any]] = {"tojson": _tojson, "join": _filter_join, "sum": _filter_sum}
-    function = own.get(name, DEFAULT_FILTERS[name])
+    function: Any = own.get(name, FILTERS[name])
     offset = 1 if hasattr(function, "jinja_pass_arg") else 0
     check = _FILTER_CHECKS.get(name)
 
@@ -833,7 +873,7 @@ def _guarded_filter(environment: _Environment, name: str) -> Callable[..., Any]:
 
 
 def _guarded_test(environment: _Environment, name: str) -> Callable[..., Any]:
-    function = DEFAULT_TESTS[name]
+    function: Any = TESTS[name]
     offset = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -906,6 +946,10 @@ def _check_round(run: _Run, value: Any, rest: list[Any], kwargs: Mapping[str, An
         raise jinja2.exceptions.SecurityError("rounding to more than 300 digits isn't allowed")
 
 
+def _check_title(run: _Run, value: Any, rest: list[Any], kwargs: Mapping[str, Any], size: _Size) -> None:
+    run.fits(8 * size[1])  # makes a string of each word
+
+
 def _check_groups(run: _Run, value: Any, rest: list[Any], kwargs: Mapping[str, Any], size: _Size) -> None:
     for count in (*rest[:1], *kwargs.values()):
         run.few(count if isinstance(count, int) else 0)
@@ -930,6 +974,7 @@ _FILTER_CHECKS: dict[str, _Check] = {
     "replace": _check_filter_replace,
     "trim": _check_trim,
     "round": _check_round,
+    "title": _check_title,
     "batch": _check_groups,
     "slice": _check_groups,
     "format": _check_format,
@@ -939,4 +984,4 @@ _FILTER_CHECKS: dict[str, _Check] = {
 
 def _one_line(message: object) -> str:
     """An error's text for the inside of a one-sentence message."""
-    return " ".join(str(message).split())[:500].rstrip(".")
+    return " ".join(str(message).split())[:500]

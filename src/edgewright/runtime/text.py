@@ -129,7 +129,7 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token string of an id, None if the vocabulary has no such id."""
-        if token_id < 0:
+        if not 0 <= token_id < 2**32:
             return None
         found = self._backend.id_to_token(token_id)
         return None if found is None else str(found)
@@ -180,7 +180,7 @@ class StreamDecoder:
     is text before it and stripped at the start, as `decode` does. SentencePiece byte tokens (`<0x0A>`) are held to the
     end of their run, since one bad byte makes the whole run unreadable. Amortised constant work per token.
 
-    With `prompt_ids` the text continues that prompt: pieces together equal `decode(prompt + ids)` less `decode(prompt)`.
+    With `prompt_ids` the text continues that prompt: the pieces equal `decode(prompt + ids)` less `decode(prompt)`.
     """
 
     def __init__(
@@ -195,16 +195,17 @@ class StreamDecoder:
         else:
             self._steps = _WindowSteps(tokenizer, byte_fallback="ByteFallback" in types, guess="ByteLevel" in types)
         self._cleaner = _StreamCleaner() if tokenizer.cleans_up_spaces else None
-        visible = [token for token in prompt_ids[-_CONTEXT_TOKENS * 4 :] if token not in self._skipped]
+        visible = [token for token in prompt_ids[-4 * _CONTEXT_TOKENS :] if token not in self._skipped]
         self._steps.start(visible[-_CONTEXT_TOKENS:])
 
     def push(self, token_id: int) -> str:
         """Adds one token; returns the text that became certain, often empty."""
         if token_id < 0:
             raise GenerationError(f"token id {token_id} is negative and so no token; give ids from 0 upwards.")
-        if token_id in self._skipped:
+        token = None if token_id in self._skipped else self._tokenizer.id_to_token(token_id)
+        if token is None:  # skipped, or outside the vocabulary: `decode` drops these before anything else
             return ""
-        text = self._steps.push(token_id)
+        text = self._steps.push(token_id, token)
         return self._cleaner.push(text) if self._cleaner else text
 
     def flush(self) -> str:
@@ -221,17 +222,14 @@ class _ByteLevelSteps:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._token_of = tokenizer.id_to_token
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def start(self, context: Sequence[int]) -> None:
         for token_id in context:
-            self.push(token_id)
+            self.push(token_id, self._token_of(token_id) or "")
 
-    def push(self, token_id: int) -> str:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return ""
+    def push(self, token_id: int, token: str) -> str:
         try:
             data = bytes(map(_BYTE_OF_CHAR.__getitem__, token))
         except KeyError:
@@ -257,9 +255,9 @@ class _WindowSteps:
         self._context = list(context)
         self._context_text = self._decode(self._context)
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: int, token: str) -> str:
         self._pending.append(token_id)
-        if self._byte_fallback and _is_byte_token(self._tokenizer.id_to_token(token_id)):
+        if self._byte_fallback and _is_byte_token(token):
             return ""
         return self._emit(final=False)
 
@@ -332,9 +330,9 @@ def _byte_alphabet() -> Iterator[tuple[str, int]]:
 _BYTE_OF_CHAR = dict(_byte_alphabet())
 
 
-def _is_byte_token(token: str | None) -> bool:
+def _is_byte_token(token: str) -> bool:
     """Whether the ByteFallback decoder takes the token as a byte: `<0x..>`, six characters."""
-    if token is None or len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return False
     return all(char in "0123456789abcdefABCDEF" for char in token[3:5])
 

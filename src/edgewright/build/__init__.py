@@ -1,0 +1,1 @@
+"""From a checkpoint to a bundle: deploy, and its parts export and compile."""

@@ -1,0 +1,24 @@
+"""What is shipped: a folder with a manifest that says what was really done, and a digest of every file."""
+
+from edgewright.bundle.manifest import (
+    MANIFEST,
+    SCHEMA,
+    Manifest,
+    StageEntry,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from edgewright.bundle.machine import Machine, this_machine
+
+__all__ = [
+    "MANIFEST",
+    "SCHEMA",
+    "Machine",
+    "Manifest",
+    "StageEntry",
+    "check_files",
+    "read_manifest",
+    "this_machine",
+    "write_manifest",
+]

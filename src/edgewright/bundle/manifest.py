@@ -1,0 +1,174 @@
+"""The manifest: one JSON file, in one canonical spelling, that carries its own digest and every other file's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgewright.bundle.machine import Machine
+from edgewright.contract import StageContract
+from edgewright.errors import BundleError, BundleSchemaError, BundleTamperedError
+from edgewright.files import canonical_json, inside, sha256_of
+
+MANIFEST = "manifest.json"
+#: Version of the layout below; a reader refuses newer ones.
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """One stage: its graph, the dialect it is spelled in, the compiled engine if there is one, and how to run it.
+
+    `settings` is an `EngineSettings`; `machine` is None for a stage that was exported and not compiled.
+    """
+
+    graph: str
+    dialect: str
+    contract: StageContract
+    settings: Mapping[str, Any]
+    engine: str | None = None
+    machine: Machine | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON-compatible values."""
+        return {
+            "graph": self.graph,
+            "dialect": self.dialect,
+            "contract": self.contract.to_json(),
+            "settings": dict(self.settings),
+            "engine": self.engine,
+            "machine": self.machine.to_json() if self.machine else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StageEntry:
+        """Build from a manifest."""
+        return cls(
+            graph=data["graph"],
+            dialect=data["dialect"],
+            contract=StageContract.from_json(data["contract"]),
+            settings=data["settings"],
+            engine=data["engine"],
+            machine=Machine.from_json(data["machine"]) if data["machine"] else None,
+        )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a bundle is.
+
+    `model` describes the model (type, sizes, context), `source` the checkpoint's files and digests, `recipe` what was
+    applied module by module, `versions` the tools, `verdict` the outcome of verification, `files` size and SHA-256 of
+    every other file, `key` the digest of everything that went into the build.
+    """
+
+    model: Mapping[str, Any]
+    source: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    stages: Mapping[str, StageEntry]
+    versions: Mapping[str, str]
+    verdict: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    target: str | None = None
+    key: str = ""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON-compatible values, without its own digest."""
+        return {
+            "schema": SCHEMA,
+            "model": dict(self.model),
+            "source": dict(self.source),
+            "recipe": dict(self.recipe),
+            "stages": {name: stage.to_json() for name, stage in self.stages.items()},
+            "versions": dict(self.versions),
+            "verdict": dict(self.verdict),
+            "notes": list(self.notes),
+            "target": self.target,
+            "key": self.key,
+            "files": {name: dict(entry) for name, entry in self.files.items()},
+        }
+
+
+def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and digest of every file below `folder` except the manifest."""
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p != folder / MANIFEST]
+    with ThreadPoolExecutor(2) as pool:
+        digests = list(pool.map(sha256_of, paths))
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest with its own digest."""
+    body = manifest.to_json()
+    digest = hashlib.sha256(canonical_json(body)).hexdigest()
+    (folder / MANIFEST).write_bytes(canonical_json({**body, "sha256": digest}))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a bundle's manifest.
+
+    Raises BundleError (no bundle), BundleSchemaError (newer schema), BundleTamperedError (a byte was changed).
+    """
+    path = folder / MANIFEST
+    if not folder.exists():
+        raise BundleError(f"{folder} does not exist: give the folder that deploy or export wrote.")
+    if not path.is_file():
+        raise BundleError(f"{folder} has no {MANIFEST}, so it is not a bundle: give the folder that deploy wrote.")
+    raw = path.read_bytes()
+    try:
+        body = json.loads(raw)
+        schema = body["schema"]
+    except (ValueError, KeyError, TypeError):
+        raise BundleTamperedError(f"{path} is not a readable manifest: copy or build the bundle again.") from None
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise BundleSchemaError(
+            f"The bundle has manifest schema {schema} and this version reads up to {SCHEMA}: update edgewright."
+        )
+    digest = body.pop("sha256", None)
+    if digest != hashlib.sha256(canonical_json(body)).hexdigest() or raw != canonical_json({**body, "sha256": digest}):
+        raise BundleTamperedError(f"{path} was changed after it was written: copy or build the bundle again.")
+    try:
+        return Manifest(
+            model=body["model"],
+            source=body["source"],
+            recipe=body["recipe"],
+            stages={name: StageEntry.from_json(entry) for name, entry in body["stages"].items()},
+            versions=body["versions"],
+            verdict=body["verdict"],
+            notes=tuple(body["notes"]),
+            target=body["target"],
+            key=body["key"],
+            files=body["files"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"{path} lacks or misspells {error}: build the bundle again.") from None
+
+
+def check_files(folder: Path, manifest: Manifest, *, only: Callable[[str], bool] = lambda _: True) -> None:
+    """Compare sizes and digests with the manifest; raises BundleError or BundleTamperedError naming the file."""
+    names = [name for name in manifest.files if only(name)]
+    for name in names:
+        path = inside(folder, name)
+        if not path.is_file():
+            raise BundleError(f"The bundle's file {name} is missing: copy or build the bundle again.")
+        size = path.stat().st_size
+        if size != manifest.files[name]["bytes"]:
+            raise BundleTamperedError(
+                f"The bundle's file {name} has {size} bytes instead of {manifest.files[name]['bytes']}: copy the bundle again."
+            )
+    with ThreadPoolExecutor(2) as pool:
+        digests = pool.map(lambda name: sha256_of(inside(folder, name)), names)
+        for name, digest in zip(names, digests, strict=True):
+            if digest != manifest.files[name]["sha256"]:
+                raise BundleTamperedError(
+                    f"The bundle's file {name} was changed after it was written (its digest differs): copy the bundle again."
+                )

@@ -1,0 +1,30 @@
+"""How an engine is run: what decides what a session computes, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings that were verified and must be used again at run time.
+
+    `optimization` is the graph optimization done at load: disabled, basic or all. `threads` is the default number of
+    intra-op threads, 0 for one per physical core; it may be overridden at load, results do not depend on it. `config`
+    holds ONNX Runtime session entries.
+    """
+
+    optimization: str = "disabled"
+    threads: int = 0
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON-compatible values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EngineSettings:
+        """Build settings from a manifest; raises KeyError or TypeError on another layout."""
+        return cls(str(data["optimization"]), int(data["threads"]), dict(data["config"]))

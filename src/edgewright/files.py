@@ -1,0 +1,108 @@
+"""Files: digests, folders that appear only when complete, paths that stay inside their folder."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from edgewright.errors import BundleError, OutputError
+
+
+def sha256_of(path: Path) -> str:
+    """Return a file's SHA-256 in hex, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(data: Any) -> bytes:
+    """Return the one spelling of JSON data: sorted keys, two spaces, a final newline."""
+    return (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return `folder / name` for a name read from a file; raises BundleError when it would leave the folder."""
+    parts = PurePosixPath(name).parts
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
+        raise BundleError(f"The file name {name!r} points outside the bundle, so the bundle is refused.")
+    path = folder.joinpath(*parts)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError(f"The file {name!r} is a link that leaves the bundle, so the bundle is refused.")
+    return path
+
+
+@contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn what the operating system refuses into an OutputError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(f"No space is left while writing {what}: free some, or choose another disk.") from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise OutputError(
+                f"{error.filename or what} can't be written ({error.strerror}): choose a folder you may write to."
+            ) from None
+        raise OutputError(f"Writing {what} failed: {error.strerror or error}.") from None
+
+
+@contextmanager
+def new_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give a temporary sibling of `final` that takes its name only when the block ends well.
+
+    Anything else (an error, Ctrl-C) removes the sibling. Raises OutputError when `final` exists and is not to be
+    replaced, or can't be written.
+    """
+    final = final.absolute()
+    if (final.exists() or final.is_symlink()) and not replace:
+        raise OutputError(f"{final.name} exists already: remove it, choose another name, or pass --force.")
+    if final.exists() and not final.is_dir():
+        raise OutputError(f"{final.name} exists and is not a folder: choose another name.")
+    with os_errors(final.name):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        work = final.with_name(f".{final.name}.partial-{os.getpid()}")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+    try:
+        with os_errors(final.name):
+            yield work
+            _flush(work)
+            if final.exists():
+                old = final.with_name(f".{final.name}.old-{os.getpid()}")
+                final.rename(old)
+                work.rename(final)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                work.rename(final)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Ask the disk to keep every file of the folder before it gets its final name."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder's files into `target`, as hard links where the disk allows it."""
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+            continue
+        try:
+            os.link(path, place)
+        except OSError:
+            shutil.copy2(path, place)

@@ -1,0 +1,167 @@
+"""A bundle's language model: load it, open sessions on it, generate text with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from edgewright.bundle import MANIFEST, Manifest, StageEntry, check_files, read_manifest, this_machine
+from edgewright.bundle.settings import EngineSettings
+from edgewright.errors import BundleError, EdgewrightError, TemplateError, TokenizerError
+from edgewright.files import inside, sha256_of
+from edgewright.runtime.engine import Engine
+from edgewright.runtime.generation import Generation
+from edgewright.runtime.sampling import SamplingParams
+from edgewright.runtime.session import Session
+from edgewright.runtime.stopping import eos_token_ids
+from edgewright.runtime.template import ChatTemplate, encode_chat
+from edgewright.runtime.text import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """The `llm` stage of a bundle with its tokenizer and template. Make one with `LLM.load`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._engine = engine
+
+    @classmethod
+    def load(cls, bundle: str | Path, *, threads: int | None = None, check: bool = True) -> LLM:
+        """Load a bundle (or an exported folder).
+
+        `threads` is the number of cores to use, by default one per physical core. `check` compares every file with its
+        digest while the engine loads. Raises BundleError and its subclasses: no bundle, a changed or missing file, a
+        newer schema, another machine or engine version.
+        """
+        folder = Path(bundle)
+        manifest = read_manifest(folder)
+        stage = llm_stage(manifest)
+        if stage.machine is not None:
+            stage.machine.require(this_machine())
+        settings = EngineSettings.from_json(stage.settings)
+        model = inside(folder, stage.engine or stage.graph)
+        with ThreadPoolExecutor(1) as pool:
+            checking = pool.submit(check_files, folder, manifest) if check else None
+            try:
+                engine = Engine(model, stage.contract, settings, threads=threads)
+            except EdgewrightError:
+                if checking is not None:
+                    checking.result()  # a changed file explains a failed load better
+                raise
+            if checking is not None:
+                checking.result()
+        return cls(folder, manifest, engine)
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens a session holds."""
+        return self._engine.contract.bounds["capacity"][1]
+
+    @cached_property
+    def model_id(self) -> str:
+        """Digest of the manifest: the identity of this very bundle."""
+        return sha256_of(self.folder / MANIFEST)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises TokenizerError when the bundle has none."""
+        path = self._sidecar("tokenizer.json")
+        if path is None:
+            raise TokenizerError(
+                "The bundle has no tokenizer.json, so it takes token ids only: use session() with ids, or deploy from a "
+                "checkpoint that has its tokenizer."
+            )
+        return Tokenizer.from_files(path, self._json("tokenizer_config.json"))
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template; raises TemplateError when the bundle has none (a base model)."""
+        path = self._sidecar("chat_template.jinja")
+        if path is None:
+            raise TemplateError("The bundle has no chat template (a base model?): give a plain prompt instead of a chat.")
+        return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens=self.tokenizer.special_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the bundle has a chat template."""
+        return self._sidecar("chat_template.jinja") is not None
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All ids that end a text, by Hugging Face's rule."""
+        tokenizer = self.tokenizer if self._sidecar("tokenizer.json") else None
+        return eos_token_ids(self._json("generation_config.json"), self.manifest.model, tokenizer)
+
+    def session(self, batch: int = 1) -> Session:
+        """Open an empty session of `batch` sequences."""
+        return Session(self._engine, batch=batch)
+
+    def encode_chat(self, messages: Messages, *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the token ids of a chat, equal to transformers' `apply_chat_template`."""
+        return encode_chat(self.tokenizer, self.chat_template, messages, add_generation_prompt=add_generation_prompt)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Messages,
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        session: Session | None = None,
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """Start generating; iterate over the result for text pieces, or ask it for `.text` or `.tokens`.
+
+        `prompt` is text (encoded with the tokenizer's special tokens), token ids, or chat messages. With `session` the
+        dialog continues there. Generation ends at any EOS id, a stop string, `max_tokens`, or when the context is full
+        (`finish_reason` is then "length"). Raises ContextOverflowError when the prompt itself does not fit.
+        """
+        ids = self._prompt_ids(prompt)
+        return Generation(
+            session if session is not None else self.session(),
+            ids,
+            tokenizer=self.tokenizer if self._sidecar("tokenizer.json") else None,
+            eos_ids=() if ignore_eos else self.eos_ids,
+            sampling=sampling or SamplingParams(),
+            stop=stop,
+            max_tokens=max_tokens,
+        )
+
+    def _prompt_ids(self, prompt: str | Sequence[int] | Messages) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        items = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return self.encode_chat([item for item in items if isinstance(item, Mapping)])
+        return [int(item) for item in items if not isinstance(item, Mapping)]
+
+    def _sidecar(self, name: str) -> Path | None:
+        relative = f"sidecars/{name}"
+        return inside(self.folder, relative) if relative in self.manifest.files else None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self._sidecar(name)
+        if path is None:
+            return {}
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise BundleError(f"The bundle's {name} is not valid JSON: deploy the checkpoint again.") from None
+        if not isinstance(data, dict):
+            raise BundleError(f"The bundle's {name} is not a JSON object: deploy the checkpoint again.")
+        return data
+
+
+def llm_stage(manifest: Manifest) -> StageEntry:
+    """Return the manifest's `llm` stage; raises BundleError when it has none."""
+    stage = manifest.stages.get("llm")
+    if stage is None:
+        raise BundleError("The bundle has no llm stage, so it can't generate text.")
+    return stage

@@ -1,0 +1,115 @@
+"""Ahead-of-time compilation for ONNX Runtime's CPU provider: optimise offline, keep the weights where they are.
+
+ONNX Runtime writes its optimised graph with a second copy of every weight. Those that it did not change are pointed
+back to `weights.bin`; only what it made anew (folded constants) is kept, in `engine.bin`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from edgewright.bundle.machine import this_machine
+from edgewright.bundle.manifest import StageEntry
+from edgewright.bundle.settings import EngineSettings
+from edgewright.contract import StageContract
+from edgewright.errors import UnsupportedFormatError
+from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE
+
+ENGINE_FILE = "engine.onnx"
+_EXTRA_FILE = "engine.bin"
+_ALIGNMENT = 64
+
+_External = dict[str, tuple[int, int, int, tuple[int, ...]]]
+
+
+def settings_for(dialect: str, *, half_weights: bool) -> EngineSettings:
+    """Return the run-time settings of a stage.
+
+    A compiled graph is final, so nothing is optimised at load, unless float16 weights must be widened then: widening
+    them ahead of time would double the file.
+    """
+    final = dialect == "onnxruntime" and not half_weights
+    return EngineSettings(optimization="disabled" if final else "all")
+
+
+def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_weights: bool) -> StageEntry:
+    """Compile the stage written in `folder`; returns its manifest entry with paths below `prefix`.
+
+    Peak memory is ONNX Runtime's own for one load. Raises UnsupportedFormatError when it refuses the graph.
+    """
+    settings = settings_for("onnxruntime", half_weights=half_weights)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = (
+        ort.GraphOptimizationLevel.ORT_DISABLE_ALL if half_weights else ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    )
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    scratch = folder / "optimised.onnx"
+    options.optimized_model_filepath = str(scratch)
+    for key, value in {
+        "session.optimized_model_external_initializers_file_name": "optimised.bin",
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+        "session.disable_prepacking": "1",
+    }.items():
+        options.add_session_config_entry(key, value)
+    try:
+        ort.InferenceSession(str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UnsupportedFormatError(
+            f"ONNX Runtime {ort.__version__} refuses the graph: {str(error).splitlines()[0]} Please report this checkpoint."
+        ) from None
+    try:
+        _relink(folder, scratch)
+    finally:
+        scratch.unlink(missing_ok=True)
+        (folder / "optimised.bin").unlink(missing_ok=True)
+    return StageEntry(
+        graph=f"{prefix}/{MODEL_FILE}",
+        dialect="onnxruntime",
+        contract=contract,
+        settings=settings.to_json(),
+        engine=f"{prefix}/{ENGINE_FILE}",
+        machine=this_machine(),
+    )
+
+
+def _relink(folder: Path, optimised: Path) -> None:
+    """Write `engine.onnx`: the optimised graph over the weight file we wrote."""
+    ours = _external(onnx.load(folder / MODEL_FILE, load_external_data=False))
+    model = onnx.load(optimised, load_external_data=False)
+    theirs = _external(model)
+    extra = bytearray()
+    with (folder / "optimised.bin").open("rb") if theirs else (folder / MODEL_FILE).open("rb") as data:
+        for tensor in model.graph.initializer:
+            if tensor.name not in theirs:
+                continue
+            offset, length, *kind = theirs[tensor.name]
+            if tensor.name in ours and [length, *kind] == list(ours[tensor.name][1:]):
+                location, offset = WEIGHTS_FILE, ours[tensor.name][0]
+            else:
+                data.seek(offset)
+                extra += bytes(-len(extra) % _ALIGNMENT)
+                location, offset = _EXTRA_FILE, len(extra)
+                extra += data.read(length)
+            del tensor.external_data[:]
+            for key, value in (("location", location), ("offset", offset), ("length", length)):
+                entry = tensor.external_data.add()
+                entry.key, entry.value = key, str(value)
+    if extra:
+        (folder / _EXTRA_FILE).write_bytes(extra)
+    model.producer_name = "edgewright"
+    (folder / ENGINE_FILE).write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _external(model: onnx.ModelProto) -> _External:
+    """Return offset, length, dtype and dims of every external initializer, by name."""
+    result: _External = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            place = (int(entries.get("offset", 0)), int(entries["length"]))
+            result[tensor.name] = (*place, tensor.data_type, tuple(tensor.dims))
+    return result
