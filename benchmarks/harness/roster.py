@@ -44,7 +44,7 @@ def _edgewright(recipe: str) -> Entry:
     return Entry(f"edgewright {recipe}", "edgewright", {"recipe": recipe}, recipe)
 
 
-INT4 = ("int4", "--sym", "--ratio", "1.0", "--group-size")
+INT4 = ("int4", "--sym", "--ratio", "1.0", "--group-size-fallback", "adjust", "--group-size")
 
 ENTRIES = (
     _edgewright("int4"),

@@ -53,7 +53,7 @@ def run_worker(python: Path, mode: str, job: dict[str, Any], timeout: float = 72
             peak = _watch(process, time.monotonic() + timeout)
         load = load_between(before, CpuTimes.now(), child_seconds() - mine)
         if process.returncode != 0 or not result.exists():
-            tail = output.read_text(errors="replace").splitlines()[-12:]
+            tail = output.read_text(errors="replace").splitlines()[-25:]
             raise WorkerError(f"{mode} of {job.get('peer', '?')} ended with {process.returncode}:\n" + "\n".join(tail))
         measured = {"peak_anon_mb": peak, "foreign": load.foreign, "steal": load.steal, "dirty": load.dirty}
         return json.loads(result.read_text()) | measured

@@ -92,6 +92,14 @@ def test_unigram(tmp_path: Path) -> None:
     assert got.decode(got.encode("abc ab").ids) == "abc ab"
 
 
+def test_unigram_bytes_are_a_fallback_only(tmp_path: Path) -> None:
+    pieces = SPECIALS + BYTES + b"".join(piece(letter, -5.0) for letter in "▁<0xC3>")
+    got = load(tmp_path, pieces + field(2, field(3, 1)), {"add_bos_token": False})
+    assert got.encode("<0xC3>").tokens == ["▁", "<", "0", "x", "C", "3", ">"]
+    assert got.encode("é").tokens == ["▁", "<0xC3>", "<0xA9>"]
+    assert got.decode(got.encode("é 3").ids) == "é 3"
+
+
 def test_gemma_merges_by_id(tmp_path: Path) -> None:
     model = (
         SPECIALS + piece("ab", -9.0) + piece("bc", -1.0) + LETTERS + BPE_TRAINER + field(3, field(3, 0) + field(4, 0))

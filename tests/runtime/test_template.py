@@ -116,6 +116,7 @@ def test_chats_equal_transformers(folder: Path) -> None:
         ("{{ dict(a=1) }}{{ {'a': none}.get('a', 5) }}{{ {}.get('q', 5) }}{{ none or 'd' }}{{ q|default('e') }}",
          "{'a': 1}None5de"),
         ("{% set x %}in {{ 1 }}{% endset %}[{{ x }}]{% filter upper %}a{{ x }}{% endfilter %}", "[in 1]AIN 1"),
+        ("{{ ('<%s>{}'|safe % '&').format('<') }}", "<&amp;>&lt;"),
         ("{{ '<b>'|safe }}{{ '<b>'|e }}", "<b>&lt;b&gt;"),
         ("{% raw %}{{ x }}{% endraw %}{# gone #}", "{{ x }}"),
         ("{% block a %}B{{ messages|length }}{% endblock %}{{ self.a() }}", "B2B2"),

@@ -185,7 +185,8 @@ def _llama(config: dict[str, Any], meta: Metadata, file: GgufFile) -> None:
 
 def _silu(config: dict[str, Any], file: GgufFile) -> None:
     config["hidden_act"] = "silu"
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if config["model_type"] != "mistral":  # its config has no bias at all
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if config["model_type"] in ("llama", "smollm3"):
         config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
 

@@ -31,6 +31,7 @@ from edgewright.errors import MalformedHeaderError, TokenizerError, TruncatedFil
 MAX_PIECES = 1 << 22
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _UNIGRAM, _BPE = 1, 2
+_BYTE_SCORE = -1e4
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FLOAT = struct.Struct("<f")
 _TRAINER = {3: "model_type", 24: "space_as_suffix", 40: "unk_id", 41: "bos_id", 42: "eos_id"}
@@ -229,11 +230,13 @@ def _bpe(model: SentencePieceModel, settings: Json, added: list[AddedToken], pat
 
 
 def _unigram(model: SentencePieceModel) -> Json:
+    # Bytes stand for what no piece covers, never for their own spelling: "<0x0A>" in a text must lose to its letters.
+    scores = [_BYTE_SCORE if kind == _BYTE else s for s, kind in zip(model.scores, model.types, strict=True)]
     # Added tokens past the end of the vocabulary get the next ids; `assemble` checks that they are the right ones.
     return {
         "type": "Unigram",
         "unk_id": model.unk_id if 0 <= model.unk_id < len(model.pieces) else None,
-        "vocab": [[piece, score] for piece, score in zip(model.pieces, model.scores, strict=True)],
+        "vocab": list(zip(model.pieces, scores, strict=True)),
         "byte_fallback": _BYTE in model.types,
     }
 

@@ -47,7 +47,6 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
-from markupsafe import Markup
 
 from edgewright.errors import TemplateError
 from edgewright.runtime.text import Tokenizer
@@ -619,7 +618,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         if value.__name__ not in ("format", "format_map") or not isinstance(text, str):
             return None
         is_map = value.__name__ == "format_map"
-        formatter: Formatter = _EscapeFormatter(self, escape=text.escape) if isinstance(text, Markup) else _Format(self)
+        escape = getattr(text, "escape", None)  # Markup has it, which is what |safe makes
+        formatter: Formatter = _Format(self) if escape is None else _EscapeFormatter(self, escape=escape)
         kind = type(text)
 
         def call(*args: Any, **kwargs: Any) -> str:

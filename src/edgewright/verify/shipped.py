@@ -1,0 +1,114 @@
+"""Reading back what a bundle really ships: the tensors of its weight file, found through its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from edgewright.errors import BundleError
+from edgewright.files import inside
+from edgewright.graph import Producer, Stage, TensorSpec, Weight
+from edgewright.graph.weights import StackedProducer
+from edgewright.graph.writer import unique_producers
+from edgewright.quant.formats import IntFormat
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One weight as it was written: its producer, and for each of its tensors the file tensor and first row."""
+
+    producer: Producer
+    places: tuple[tuple[TensorSpec, str, int], ...]
+
+
+def leaves(stage: Stage) -> Iterator[Leaf]:
+    """Yield the single weights of a lowered stage, stacked ones taken apart."""
+    for producer in unique_producers(stage):
+        if not isinstance(producer, StackedProducer):
+            yield Leaf(producer, tuple((spec, spec.name, 0) for spec in producer.specs))
+            continue
+        starts = [0] * len(producer.specs)
+        for part in producer.parts:
+            yield Leaf(
+                part,
+                tuple(
+                    (spec, whole.name, start)
+                    for spec, whole, start in zip(part.specs, producer.specs, starts, strict=True)
+                ),
+            )
+            starts = [start + spec.shape[0] for start, spec in zip(starts, part.specs, strict=True)]
+
+
+class ShippedTensors:
+    """The external tensors of a bundle's graph, mapped. Raises BundleError when one is missing or misplaced."""
+
+    def __init__(self, graph: Path) -> None:
+        model = onnx.load(graph, load_external_data=False)
+        self._places: dict[str, tuple[Path, int, int]] = {}
+        for tensor in model.graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                entries = {entry.key: entry.value for entry in tensor.external_data}
+                path = inside(graph.parent, entries["location"])
+                self._places[tensor.name] = (path, int(entries.get("offset", 0)), int(entries["length"]))
+        self._maps: dict[Path, np.memmap] = {}
+
+    def rows(self, spec: TensorSpec, name: str, first: int, start: int, stop: int) -> np.ndarray:
+        """Return rows `[start, stop)` of the tensor `spec` that begins at row `first` of the file tensor `name`."""
+        if name not in self._places:
+            name = f"{name}.flat"  # the same bytes under another shape, see Stage.alias
+        if name not in self._places:
+            raise BundleError(f"The bundle's graph has no tensor {name}: it was built from another checkpoint or recipe.")
+        path, offset, length = self._places[name]
+        if path not in self._maps:
+            self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
+        row_bytes = spec.nbytes // max(1, spec.shape[0])
+        begin, end = (first + start) * row_bytes, (first + stop) * row_bytes
+        if end > length or offset + end > len(self._maps[path]):
+            raise BundleError(f"The bundle's tensor {name} is shorter than its weight: the bundle is damaged.")
+        data = np.ascontiguousarray(self._maps[path][offset + begin : offset + end])
+        return data.view(spec.numpy_dtype).reshape(stop - start, *spec.shape[1:])
+
+    def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Return the rows of each of a leaf's tensors."""
+        return tuple(self.rows(spec, name, first, start, stop) for spec, name, first in leaf.places)
+
+
+def decode(arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.ndarray:
+    """Return float32 `[rows, width]` of codes, scales and optional zero points.
+
+    Written apart from the quantizer on purpose: it is the check on it. Source: the `MatMulNBits` specification.
+    """
+    codes, scales = arrays[0], arrays[1]
+    rows, blocks = scales.shape
+    if fmt.bits == 8:
+        values = codes.reshape(rows, blocks, fmt.group).astype(np.float32)
+    else:
+        values = np.empty((rows, blocks, fmt.group), dtype=np.float32)
+        values[:, :, 0::2] = codes & 0x0F
+        values[:, :, 1::2] = codes >> 4
+    if len(arrays) == 3:
+        packed = arrays[2]
+        zeros = np.empty((rows, blocks), dtype=np.float32)
+        for block in range(blocks):
+            byte = packed[:, block] if fmt.bits == 8 else (packed[:, block // 2] >> (4 * (block % 2))) & 0x0F
+            zeros[:, block] = byte
+    else:
+        zeros = np.full((rows, blocks), float(1 << (fmt.bits - 1)), dtype=np.float32)
+    return ((values - zeros[:, :, None]) * scales[:, :, None]).reshape(rows, blocks * fmt.group)[:, :width]
+
+
+class ShippedWeight(Weight):
+    """A quantized weight as the bundle ships it, seen as floats."""
+
+    def __init__(self, name: str, leaf: Leaf, fmt: IntFormat, shape: tuple[int, ...], tensors: ShippedTensors) -> None:
+        self.name, self.shape = name, shape
+        self._leaf, self._format, self._tensors = leaf, fmt, tensors
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return decode(self._tensors.leaf_rows(self._leaf, start, stop), self._format, self.shape[1])
+
+

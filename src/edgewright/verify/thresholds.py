@@ -1,0 +1,60 @@
+"""What a bundle must reach to pass, by the coarsest format it uses.
+
+`engine` compares the engine with a float32 reference that uses the very weights the bundle ships: it bounds the error
+of kernels, int8 activations included. `quality` compares the engine with the float32 model: it bounds what quantization
+cost, and only catches a wreck; the measured figures are what one decides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgewright.quant.apply import Applied
+from edgewright.quant.formats import FloatFormat, Format
+from edgewright.verify.metrics import Distance
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Largest error relative to the reference's maximum, smallest row cosine, largest mean KL in nats."""
+
+    max_error: float
+    cosine: float
+    kl: float
+
+    def faults(self, d: Distance) -> list[str]:
+        """Return in words what is exceeded; a KL counts when it exceeds its bound by more than two standard errors."""
+        found = []
+        if not d.max_error <= self.max_error:
+            found.append(f"max error {d.max_error:.3g} > {self.max_error:g}")
+        if not d.cosine >= self.cosine:
+            found.append(f"cosine {d.cosine:.5f} < {self.cosine:g}")
+        slack = 2 * d.kl_error if d.kl_error < float("inf") else 0.0
+        if not d.kl - slack <= self.kl:
+            found.append(f"KL {d.kl:.3g} > {self.kl:g}")
+        return found
+
+
+ENGINE = {
+    "float32": Threshold(1e-4, 0.99999, 1e-5),
+    "float16": Threshold(1e-4, 0.99999, 1e-5),
+    "int8": Threshold(0.15, 0.98, 0.02),
+    "int4": Threshold(0.15, 0.98, 0.02),
+}
+QUALITY = {
+    "float32": Threshold(1e-4, 0.99999, 1e-5),
+    "float16": Threshold(0.02, 0.999, 1e-3),
+    "int8": Threshold(0.25, 0.95, 0.05),
+    "int4": Threshold(2.0, 0.5, 1.5),
+}
+_ORDER = ("float32", "float16", "int8", "int4")
+
+
+def coarsest(applied: Sequence[Applied]) -> str:
+    """Return the name of the coarsest format used, as the tables above spell it."""
+    return max((_class(a.format) for a in applied), key=_ORDER.index, default="float32")
+
+
+def _class(fmt: Format) -> str:
+    return fmt.dtype if isinstance(fmt, FloatFormat) else f"int{fmt.bits}"

@@ -1,0 +1,111 @@
+"""Level `weights`: every shipped tensor against the checkpoint, block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgewright.graph import Stage
+from edgewright.graph.weights import FloatProducer
+from edgewright.progress import Advance
+from edgewright.quant.producers import ExactProducer, RoundingProducer
+from edgewright.verify.shipped import Leaf, ShippedTensors, decode, leaves
+
+#: A rounded value may be this many steps (block scales) from the original: half a step for rounding, up to one where
+#: the largest magnitude is clipped by one code, and the least-squares refit of the scale on top.
+STEP_BOUND = 1.25
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """`faults` names each tensor that is wrong and how; `worst` is the tensor with the largest relative RMS error."""
+
+    tensors: int
+    exact: int
+    faults: tuple[str, ...]
+    worst: str
+    worst_rms: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every tensor is what the checkpoint and the recipe say."""
+        return not self.faults
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the level for the report."""
+        if self.faults:
+            summary = f"{len(self.faults)} of {self.tensors} tensors differ: {'; '.join(self.faults[:3])}"
+        else:
+            summary = (
+                f"{self.tensors} tensors, {self.exact} equal to the checkpoint, largest RMS error "
+                f"{self.worst_rms:.3g} of the tensor's RMS ({self.worst or 'none'})"
+            )
+        return {
+            "status": "passed" if self.passed else "failed",
+            "summary": summary,
+            "tensors": self.tensors,
+            "exact": self.exact,
+            "faults": list(self.faults),
+            "worst": self.worst,
+            "worst_rms": float(f"{self.worst_rms:.4g}"),
+        }
+
+
+def check_weights(stage: Stage, tensors: ShippedTensors, advance: Advance) -> WeightsReport:
+    """Compare the shipped tensors with the weights of `stage`, the lowered stage built anew from the checkpoint."""
+    faults: list[str] = []
+    count = exact = 0
+    worst, worst_rms = "", 0.0
+    for leaf in leaves(stage):
+        count += 1
+        fault, rms = _check(leaf, tensors)
+        advance(leaf.producer.specs[0].nbytes)
+        if fault:
+            faults.append(f"{leaf.producer.specs[0].name} {fault}")
+        exact += rms == 0.0
+        if rms > worst_rms:
+            worst, worst_rms = leaf.producer.specs[0].name, rms
+    return WeightsReport(count, exact, tuple(faults), worst, worst_rms)
+
+
+def _check(leaf: Leaf, tensors: ShippedTensors) -> tuple[str | None, float]:
+    """Return what is wrong with a leaf, if anything, and its relative RMS error."""
+    producer = leaf.producer
+    assert isinstance(producer, FloatProducer | RoundingProducer | ExactProducer), producer
+    weight = producer.weight
+    error = total = 0.0
+    for start, stop in weight.blocks():
+        original = weight.rows(start, stop)
+        arrays = tensors.leaf_rows(leaf, start, stop)
+        if isinstance(producer, FloatProducer):
+            shipped = arrays[0].astype(np.float32)
+            allowed: np.ndarray | float = _half_ulp(original, producer.specs[0].dtype)
+        else:
+            if not np.isfinite(arrays[1]).all():
+                return f"has a scale that is not finite in rows {start} to {stop}", np.inf
+            shipped = decode(arrays, producer.format, weight.shape[1])
+            allowed = 0.0
+            if isinstance(producer, RoundingProducer):
+                steps = np.repeat(np.abs(arrays[1]), producer.format.group, axis=1)[:, : weight.shape[1]]
+                allowed = STEP_BOUND * steps + 1e-12
+        difference = np.abs(shipped - original)
+        bad = ~(difference <= allowed)
+        if bad.any():
+            at = [int(i) for i in np.argwhere(bad)[0]]
+            row = start + at[0]
+            value, wanted = float(shipped[tuple(at)]), float(original[tuple(at)])
+            return f"is {value:.4g} where the checkpoint says {wanted:.4g} (row {row})", np.inf
+        error += float(np.square(difference, dtype=np.float64).sum())
+        total += float(np.square(original, dtype=np.float64).sum())
+    return None, float(np.sqrt(error / total)) if total > 0 else 0.0
+
+
+def _half_ulp(values: np.ndarray, dtype: str) -> np.ndarray | float:
+    """Return the rounding error allowed for storing float32 as `dtype`."""
+    if dtype == "float32":
+        return 0.0
+    relative = 2.0**-11 if dtype == "float16" else 2.0**-8
+    result: np.ndarray = np.abs(values) * relative + 2.0**-25
+    return result
