@@ -1,4 +1,4 @@
-"""What a stage takes and gives: names, dtypes, shapes, bounds. Declared once, stored in the manifest, checked everywhere.
+"""What a stage takes and gives: names, dtypes, shapes, bounds; declared once, kept in the manifest, always checked.
 
 A dimension is an `int` or the name of a symbolic one; `bounds` gives each symbol's smallest and largest value.
 This module is shared by the host and the device side and imports nothing but the standard library.

@@ -11,6 +11,7 @@ from edgewright.bundle import Manifest
 def model_card(manifest: Manifest) -> str:
     """Return the card as Markdown."""
     model, recipe, verdict = manifest.model, manifest.recipe, manifest.verdict
+    exact = f"{recipe['summary']['bit_exact']} of {recipe['summary']['modules']} taken over bit-exactly"
     formats = ", ".join(f"{count} x {name}" for name, count in sorted(recipe["summary"]["formats"].items()))
     lines = [
         f"# {manifest.source['name']} ({recipe['name']})",
@@ -19,7 +20,7 @@ def model_card(manifest: Manifest) -> str:
         "|---|---|",
         f"| model type | `{model['model_type']}`, {model['parameters']:,} parameters, {model['layers']} layers |",
         f"| context | {model['max_context']} tokens |",
-        f"| weights | {formats}; {recipe['summary']['bit_exact']} of {recipe['summary']['modules']} taken over bit-exactly |",
+        f"| weights | {formats}; {exact} |",
         f"| target | {manifest.target or 'none (exported, not compiled)'} |",
         f"| made with | {', '.join(f'{name} {version}' for name, version in manifest.versions.items())} |",
         f"| verdict | **{verdict['status']}** |",

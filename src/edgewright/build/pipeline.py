@@ -131,7 +131,7 @@ def compile_bundle(
     entry = manifest.stages["llm"]
     if entry.dialect != "onnxruntime":
         raise BundleError(
-            f"The graph is in the {entry.dialect} dialect and {target} needs onnxruntime: export with --dialect onnxruntime."
+            f"The graph is in the {entry.dialect} dialect and {target} needs another: export with --dialect onnxruntime."
         )
     half = entry.settings["optimization"] != "disabled"
     with new_folder(Path(output), replace=force) as work:
@@ -143,7 +143,9 @@ def compile_bundle(
             compiled = TARGETS[target](stage_folder, STAGE_FOLDER, entry.contract, half_weights=half)
         sealed = _seal(
             work,
-            replace(manifest, stages={"llm": compiled}, target=target, verdict=NOT_CHECKED, key="", versions=_versions()),
+            replace(
+                manifest, stages={"llm": compiled}, target=target, verdict=NOT_CHECKED, key="", versions=_versions()
+            ),
         )
     return Built(Path(output), sealed)
 
@@ -238,9 +240,7 @@ def _seal(work: Path, manifest: Manifest) -> Manifest:
     return sealed
 
 
-def _verify(
-    work: Path, checkpoint: Checkpoint, recipe: Recipe, manifest: Manifest, progress: Progress
-) -> Manifest:
+def _verify(work: Path, checkpoint: Checkpoint, recipe: Recipe, manifest: Manifest, progress: Progress) -> Manifest:
     """Verify the finished folder and seal it again with its verdict; raises VerificationError on a failure."""
     from edgewright.verify import verify_bundle
 

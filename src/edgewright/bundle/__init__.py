@@ -1,5 +1,6 @@
 """What is shipped: a folder with a manifest that says what was really done, and a digest of every file."""
 
+from edgewright.bundle.machine import Machine, this_machine
 from edgewright.bundle.manifest import (
     MANIFEST,
     SCHEMA,
@@ -9,7 +10,6 @@ from edgewright.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from edgewright.bundle.machine import Machine, this_machine
 
 __all__ = [
     "MANIFEST",

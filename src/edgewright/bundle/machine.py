@@ -15,8 +15,7 @@ from edgewright.errors import TargetMismatchError
 
 #: CPU flags that change which kernels ONNX Runtime runs.
 _FEATURES = frozenset(
-    "sse4_1 avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx_vnni avx_vnni_int8 avx512_bf16 "
-    "avx512_fp16 amx_tile amx_int8 amx_bf16 asimd asimdhp asimddp i8mm bf16 sve sve2 sme".split()
+    ["sse4_1", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"]
 )
 
 
@@ -47,10 +46,12 @@ class Machine:
             extra = sorted(set(here.features) - set(self.features))
             words = [f"this CPU lacks {' '.join(missing)}"] if missing else []
             words += [f"this CPU has {' '.join(extra)} besides"] if extra else []
-            raise TargetMismatchError(f"The bundle was verified with other CPU features ({', '.join(words)}): {advice}.")
+            raise TargetMismatchError(
+                f"The bundle was verified with other CPU features ({', '.join(words)}): {advice}."
+            )
         if _minor(self.onnxruntime) != _minor(here.onnxruntime):
             raise TargetMismatchError(
-                f"The bundle was compiled with ONNX Runtime {self.onnxruntime} and {here.onnxruntime} is installed: {advice}."
+                f"The bundle was compiled with ONNX Runtime {self.onnxruntime}, not the installed {here.onnxruntime}: {advice}."
             )
 
 

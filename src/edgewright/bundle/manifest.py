@@ -162,13 +162,14 @@ def check_files(folder: Path, manifest: Manifest, *, only: Callable[[str], bool]
             raise BundleError(f"The bundle's file {name} is missing: copy or build the bundle again.")
         size = path.stat().st_size
         if size != manifest.files[name]["bytes"]:
+            wanted = manifest.files[name]["bytes"]
             raise BundleTamperedError(
-                f"The bundle's file {name} has {size} bytes instead of {manifest.files[name]['bytes']}: copy the bundle again."
+                f"The bundle's file {name} has {size} bytes instead of {wanted}: copy the bundle again."
             )
     with ThreadPoolExecutor(2) as pool:
         digests = pool.map(lambda name: sha256_of(inside(folder, name)), names)
         for name, digest in zip(names, digests, strict=True):
             if digest != manifest.files[name]["sha256"]:
                 raise BundleTamperedError(
-                    f"The bundle's file {name} was changed after it was written (its digest differs): copy the bundle again."
+                    f"The bundle's file {name} was changed after it was written: copy the bundle again."
                 )

@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 80
 def shown(value: object) -> str:
     """Return `value` as it may stand in an error message: quoted, printable, at most 80 characters."""
     text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str | bytes) else value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 4]}...{text[-1]}"
 
 
 def parse_json(data: bytes, where: str, *, constants: bool = True) -> Any:

@@ -69,7 +69,9 @@ class GraphBuilder:
         if key not in self._constants:
             name = f"const_{len(self._constants)}"
             tensor = ir.tensor(array, name=name)
-            result = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            result = ir.Value(
+                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self.graph.register_initializer(result)
             self._constants[key] = result
         return self._constants[key]
@@ -86,9 +88,7 @@ class GraphBuilder:
 
     def input(self, tensor: TensorContract) -> ir.Value:
         """Add a graph input."""
-        value = ir.Value(
-            name=tensor.name, shape=ir.Shape(tensor.shape), type=ir.TensorType(IR_DTYPES[tensor.dtype])
-        )
+        value = ir.Value(name=tensor.name, shape=ir.Shape(tensor.shape), type=ir.TensorType(IR_DTYPES[tensor.dtype]))
         self.graph.inputs.append(value)
         return value
 

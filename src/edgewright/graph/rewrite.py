@@ -36,9 +36,10 @@ def made_by(value: ir.Value | None, op_type: str, domain: str = EW) -> ir.Node |
 def int64_constant(stage: Stage, values: Sequence[int], name: str) -> ir.Value:
     """Register a small int64 vector as an initializer (shared by name)."""
     if name not in stage.graph.initializers:
-        tensor = ir.tensor(np.asarray(values, dtype=np.int64), name=name)
+        array = np.asarray(values, dtype=np.int64)
+        tensor = ir.tensor(array, name=name)
         stage.graph.register_initializer(
-            ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         )
     return stage.graph.initializers[name]
 
@@ -94,9 +95,7 @@ def _merge(stage: Stage, nodes: list[ir.Node]) -> None:
         attributes["out_features"] = sum(rows)
     linear = make_node(EW, first.op_type, inputs, attributes, name=f"{name}/{first.op_type}")
     sizes = int64_constant(stage, rows, "split_" + "_".join(map(str, rows)))
-    split = make_node(
-        "", "Split", [linear.outputs[0], sizes], {"axis": -1}, outputs=len(nodes), name=f"{name}/Split"
-    )
+    split = make_node("", "Split", [linear.outputs[0], sizes], {"axis": -1}, outputs=len(nodes), name=f"{name}/Split")
     stage.graph.insert_before(first, [linear, split])
     for node, output in zip(nodes, split.outputs, strict=True):
         ir.convenience.replace_all_uses_with(node.outputs[0], output)

@@ -52,9 +52,7 @@ class Stage:
         values = []
         for spec in producer.specs:
             self.producers[spec.name] = producer
-            value = ir.Value(
-                name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(IR_DTYPES[spec.dtype])
-            )
+            value = ir.Value(name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(IR_DTYPES[spec.dtype]))
             self.graph.register_initializer(placeholder(value))
             values.append(value)
         return tuple(values)
@@ -75,9 +73,7 @@ class Stage:
         """Return the ONNX model around the graph (weights still without values)."""
         self.graph.opset_imports.clear()
         self.graph.opset_imports.update({"": OPSET, **self.opset_imports})
-        return ir.Model(
-            self.graph, ir_version=10, producer_name="edgewright", functions=list(self.functions.values())
-        )
+        return ir.Model(self.graph, ir_version=10, producer_name="edgewright", functions=list(self.functions.values()))
 
     def drop_unused(self) -> None:
         """Remove nodes whose outputs nobody reads, then initializers and producers nobody reads."""

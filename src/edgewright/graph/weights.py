@@ -19,7 +19,7 @@ import numpy as np
 #: Rows are read in blocks of about this many elements (float32: 4 MiB).
 BLOCK_ELEMENTS = 1 << 20
 
-_NUMPY_DTYPES = {
+_NUMPY_DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),

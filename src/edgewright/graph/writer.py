@@ -98,7 +98,7 @@ def _write_weights(stage: Stage, layout: Layout, file: BinaryIO, progress: Progr
                     assert array.dtype == spec.numpy_dtype, (spec, array.dtype)
                     data = np.ascontiguousarray(array)
                     file.seek(layout[spec.name][0] + cursors[spec.name])
-                    file.write(data.reshape(-1).view(np.uint8))
+                    file.write(data.reshape(-1).view(np.uint8).data)
                     cursors[spec.name] += data.nbytes
                     progress(data.nbytes)
 

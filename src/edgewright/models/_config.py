@@ -1,4 +1,4 @@
-"""Reading a config: every key is a field of the family's dataclass, or on a list of keys without effect, or an error."""
+"""Reading a config: every key is a field of the family's dataclass, on a list of keys without effect, or an error."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ NO_EFFECT: dict[str, str] = {
         "use_cache gradient_checkpointing output_router_logits",
         "token ids, used by the runtime from the sidecars": "bos_token_id eos_token_id pad_token_id unk_token_id "
         "sep_token_id cls_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id",
-        "output options of another library": "return_dict output_hidden_states output_attentions torchscript "
-        "_attn_implementation attn_implementation use_bfloat16 return_dict_in_generate cache_implementation",
-        "generation defaults, used by the runtime from generation_config": "do_sample temperature top_k top_p min_length "
-        "max_length num_beams num_beam_groups diversity_penalty repetition_penalty length_penalty "
+        "output options of another library": "return_dict output_hidden_states output_attentions "
+        "torchscript _attn_implementation attn_implementation use_bfloat16 return_dict_in_generate "
+        "cache_implementation",
+        "generation defaults, used by the runtime from generation_config": "do_sample temperature top_k top_p "
+        "min_length max_length num_beams num_beam_groups diversity_penalty repetition_penalty length_penalty "
         "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences early_stopping "
         "typical_p suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values "
         "output_scores",
@@ -105,9 +106,7 @@ class DecoderConfig:
                     problems.append(f"{key} is {value!r} where only {fixed[key]!r} is supported")
             elif key not in NO_EFFECT and key not in cls.no_effect:
                 problems.append(f"{key} is unknown to this family")
-        problems += [
-            f"{name} is missing" for name, f in fields.items() if name not in values and f.default is MISSING
-        ]
+        problems += [f"{name} is missing" for name, f in fields.items() if name not in values and f.default is MISSING]
         if not problems:
             result = cls(**values)
             problems = result.problems()
@@ -128,7 +127,9 @@ class DecoderConfig:
             if getattr(self, name) < 1
         ]
         if self.num_attention_heads > 0 and self.num_attention_heads % self.kv_heads:
-            found.append(f"{self.num_attention_heads} attention heads don't share {self.kv_heads} key/value heads evenly")
+            found.append(
+                f"{self.num_attention_heads} attention heads don't share {self.kv_heads} key/value heads evenly"
+            )
         if self.head_size % 2:
             found.append(f"head_dim {self.head_size} is odd")
         if self.hidden_act not in ACTIVATIONS:
@@ -136,16 +137,16 @@ class DecoderConfig:
         return found
 
 
-def layer_windows(
-    layer_types: list[str] | None, sliding_window: int | None, default: list[bool]
-) -> list[int | None]:
+def layer_windows(layer_types: list[str] | None, sliding_window: int | None, default: list[bool]) -> list[int | None]:
     """Return each layer's window: `layer_types` decides where given, else `default` (True: windowed)."""
     if layer_types is None:
         windowed = default
     else:
         known = {"full_attention", "sliding_attention"}
         if unknown := set(layer_types) - known:
-            raise ConfigError(f"layer_types holds {', '.join(sorted(unknown))}; only {', '.join(sorted(known))} are known.")
+            raise ConfigError(
+                f"layer_types holds {', '.join(sorted(unknown))}; only {', '.join(sorted(known))} are known."
+            )
         if len(layer_types) != len(default):
             raise ConfigError(f"layer_types has {len(layer_types)} entries for {len(default)} layers.")
         windowed = [kind == "sliding_attention" for kind in layer_types]

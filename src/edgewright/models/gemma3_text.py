@@ -1,4 +1,4 @@
-"""Gemma 3 text: scaled embeddings, four norms a layer with weights stored minus one, q/k norms, local and global layers."""
+"""Gemma 3 text: scaled embeddings, four norms a layer (weights stored minus one), q/k norms, local and full layers."""
 
 from __future__ import annotations
 

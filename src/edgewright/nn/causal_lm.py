@@ -20,7 +20,14 @@ class DecoderLayer(Module):
     """Attention and MLP, each behind a norm on its input and, with `post_norms`, one on its output (Gemma style)."""
 
     def __init__(
-        self, width: int, attention: Attention, mlp: GatedMLP, epsilon: float, *, post_norms: bool = False, plus: float = 0.0
+        self,
+        width: int,
+        attention: Attention,
+        mlp: GatedMLP,
+        epsilon: float,
+        *,
+        post_norms: bool = False,
+        plus: float = 0.0,
     ) -> None:
         def norm() -> RMSNorm:
             return RMSNorm(width, epsilon, plus=plus)
@@ -103,11 +110,21 @@ class CausalLM(Module):
         kv, past, present = [], [], []
         for index, layer in enumerate(self.model.layers):
             a = layer.self_attn
-            names = [f"{when}_{what}.{index}" for when in ("past", "present") for what in ("key", "value")]
             shape = ("batch", a.kv_heads, "capacity", a.head_dim)
-            kv.append(KVLayer(*names, kv_heads=a.kv_heads, head_dim=a.head_dim, window=a.window))
-            past += [TensorContract(name, "float32", shape) for name in names[:2]]
-            present += [TensorContract(name, "float32", shape) for name in names[2:]]
+            layer_kv = KVLayer(
+                past_key=f"past_key.{index}",
+                past_value=f"past_value.{index}",
+                present_key=f"present_key.{index}",
+                present_value=f"present_value.{index}",
+                kv_heads=a.kv_heads,
+                head_dim=a.head_dim,
+                window=a.window,
+            )
+            kv.append(layer_kv)
+            past += [TensorContract(name, "float32", shape) for name in (layer_kv.past_key, layer_kv.past_value)]
+            present += [
+                TensorContract(name, "float32", shape) for name in (layer_kv.present_key, layer_kv.present_value)
+            ]
         return StageContract(
             inputs=(
                 TensorContract("input_ids", "int64", ("batch", "seq")),

@@ -50,7 +50,7 @@ def _yarn(freqs: Array, dim: int, theta: float, p: Mapping[str, Any]) -> tuple[A
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
-    mixed = freqs / np.float32(factor) * ramp + freqs * (1 - ramp)
+    mixed: Array = freqs / np.float32(factor) * ramp + freqs * (1 - ramp)
 
     def mscale(weight: float = 1.0) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -59,7 +59,8 @@ def _yarn(freqs: Array, dim: int, theta: float, p: Mapping[str, Any]) -> tuple[A
     if attention is None:
         one, both = p.get("mscale"), p.get("mscale_all_dim")
         attention = mscale(one) / mscale(both) if one and both else mscale()
-    return mixed.astype(np.float32), float(attention)
+    result: Array = mixed.astype(np.float32)
+    return result, float(attention)
 
 
 #: Keys each scaling type needs, and those it may have.
@@ -127,7 +128,8 @@ class RopeTable:
         def table(function: np.ufunc) -> Array:
             freqs, factor = self.angles()
             turns = np.arange(self.positions, dtype=np.float32)[:, None] * freqs
-            return (function(turns.astype(np.float64)) * factor).astype(np.float32)
+            values: Array = (function(turns.astype(np.float64)) * factor).astype(np.float32)
+            return values
 
         cos = ComputedWeight(f"{self.name}.cos", shape, lambda: table(np.cos))
         sin = ComputedWeight(f"{self.name}.sin", shape, lambda: table(np.sin))
@@ -139,6 +141,4 @@ def apply_rope(
 ) -> ir.Value:
     """Rotate x `[batch, seq, heads * head_dim]` by the table's rows at `positions` `[batch, seq]`."""
     cos, sin = table.values(g)
-    return ops.rope(
-        g, x, positions, cos, sin, head_dim=head_dim, rotary_dim=table.rotary_dim, interleaved=interleaved
-    )
+    return ops.rope(g, x, positions, cos, sin, head_dim=head_dim, rotary_dim=table.rotary_dim, interleaved=interleaved)

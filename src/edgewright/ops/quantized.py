@@ -18,7 +18,7 @@ def _unpack(source: str, result: str, bits: int) -> str:
     if bits == 8:
         return f"{result} = Cast<to = 1>({source})\n"
     return (
-        f"{result}_low = BitwiseAnd({source}, u15)\n{result}_high = BitShift<direction = \"RIGHT\">({source}, u4)\n"
+        f'{result}_low = BitwiseAnd({source}, u15)\n{result}_high = BitShift<direction = "RIGHT">({source}, u4)\n'
         f"{result}_l4 = Unsqueeze({result}_low, last)\n{result}_h4 = Unsqueeze({result}_high, last)\n"
         f"{result}_pairs = Concat<axis = -1>({result}_l4, {result}_h4)\n"
         f"{result}_u8 = Reshape({result}_pairs, merged)\n{result} = Cast<to = 1>({result}_u8)\n"

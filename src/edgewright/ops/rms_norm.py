@@ -8,9 +8,7 @@ from edgewright.graph import GraphBuilder
 from edgewright.ops._body import Call, Op, ints, scalar
 
 
-def rms_norm(
-    g: GraphBuilder, x: ir.Value, weight: ir.Value, *, epsilon: float, group: int | None = None
-) -> ir.Value:
+def rms_norm(g: GraphBuilder, x: ir.Value, weight: ir.Value, *, epsilon: float, group: int | None = None) -> ir.Value:
     """Append an `RMSNorm` node; with `group` each run of `group` elements of the last axis is normalised alone."""
     result: ir.Value = g.ew("RMSNorm", x, weight, epsilon=epsilon, group=group)
     return result

@@ -57,7 +57,9 @@ class Engine:
         found = {v.name: v for v in (*self.session.get_inputs(), *self.session.get_outputs())}
         if declared.keys() != found.keys():
             odd = sorted(declared.keys() ^ found.keys())
-            raise TargetMismatchError(f"The engine's inputs and outputs are not the manifest's: {', '.join(odd)} differ.")
+            raise TargetMismatchError(
+                f"The engine's inputs and outputs are not the manifest's: {', '.join(odd)} differ."
+            )
         for name, tensor in declared.items():
             rank_ok = len(found[name].shape) == len(tensor.shape)
             fixed_ok = rank_ok and all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgewright.bundle import MANIFEST, Manifest, StageEntry, check_files, read_manifest, this_machine
+from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, this_machine
 from edgewright.bundle.settings import EngineSettings
 from edgewright.errors import BundleError, EdgewrightError, TemplateError, TokenizerError
-from edgewright.files import inside, sha256_of
+from edgewright.files import canonical_json, inside
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.generation import Generation
+from edgewright.runtime.prefix import load_prefix, save_prefix
 from edgewright.runtime.sampling import SamplingParams
 from edgewright.runtime.session import Session
 from edgewright.runtime.stopping import eos_token_ids
@@ -66,8 +68,9 @@ class LLM:
 
     @cached_property
     def model_id(self) -> str:
-        """Digest of the manifest: the identity of this very bundle."""
-        return sha256_of(self.folder / MANIFEST)
+        """Digest of what computes: the stages' files. Caches saved under another id are refused."""
+        files = {name: entry for name, entry in self.manifest.files.items() if name.startswith("stages/")}
+        return hashlib.sha256(canonical_json(files)).hexdigest()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -75,8 +78,8 @@ class LLM:
         path = self._sidecar("tokenizer.json")
         if path is None:
             raise TokenizerError(
-                "The bundle has no tokenizer.json, so it takes token ids only: use session() with ids, or deploy from a "
-                "checkpoint that has its tokenizer."
+                "The bundle has no tokenizer.json, so it takes token ids only: use ids, or deploy from a checkpoint "
+                "that has its tokenizer."
             )
         return Tokenizer.from_files(path, self._json("tokenizer_config.json"))
 
@@ -85,7 +88,9 @@ class LLM:
         """The chat template; raises TemplateError when the bundle has none (a base model)."""
         path = self._sidecar("chat_template.jinja")
         if path is None:
-            raise TemplateError("The bundle has no chat template (a base model?): give a plain prompt instead of a chat.")
+            raise TemplateError(
+                "The bundle has no chat template (a base model?): give a plain prompt instead of a chat."
+            )
         return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens=self.tokenizer.special_tokens)
 
     @property
@@ -102,6 +107,15 @@ class LLM:
     def session(self, batch: int = 1) -> Session:
         """Open an empty session of `batch` sequences."""
         return Session(self._engine, batch=batch)
+
+    def save_prefix(self, path: str | Path, session: Session, ids: Sequence[int]) -> None:
+        """Save a session's cache with the `ids` it holds; see `prefix.save_prefix`."""
+        save_prefix(Path(path), session, ids, self.model_id)
+
+    def load_prefix(self, path: str | Path) -> tuple[Session, list[int]]:
+        """Return a new session that holds a saved prefix, and its ids; refused when another model made it."""
+        session = self.session()
+        return session, load_prefix(Path(path), session, self.model_id)
 
     def encode_chat(self, messages: Messages, *, add_generation_prompt: bool = True) -> list[int]:
         """Return the token ids of a chat, equal to transformers' `apply_chat_template`."""
@@ -137,10 +151,10 @@ class LLM:
     def _prompt_ids(self, prompt: str | Sequence[int] | Messages) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        items = list(prompt)
-        if items and isinstance(items[0], Mapping):
-            return self.encode_chat([item for item in items if isinstance(item, Mapping)])
-        return [int(item) for item in items if not isinstance(item, Mapping)]
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        if messages and len(messages) == len(prompt):
+            return self.encode_chat(messages)
+        return [int(item) for item in prompt if not isinstance(item, Mapping)]
 
     def _sidecar(self, name: str) -> Path | None:
         relative = f"sidecars/{name}"

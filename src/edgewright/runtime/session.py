@@ -134,11 +134,13 @@ class Session:
             array = array[None]
         if array.ndim != 2 or array.shape[0] != self._batch or array.shape[1] == 0:
             raise GenerationError(
-                f"Token ids of shape {list(np.shape(ids))} don't fit: give at least one id for each of {self._batch} sequence(s)."
+                f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give at least one id each."
             )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:
-            raise GenerationError(f"Token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}.")
+            raise GenerationError(
+                f"Token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}."
+            )
         return array.astype(np.int64)
 
     def _set_length(self, length: int) -> None:

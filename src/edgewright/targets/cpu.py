@@ -59,7 +59,7 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
         ort.InferenceSession(str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise UnsupportedFormatError(
-            f"ONNX Runtime {ort.__version__} refuses the graph: {str(error).splitlines()[0]} Please report this checkpoint."
+            f"ONNX Runtime {ort.__version__} refuses the graph: {str(error).splitlines()[0]} Please report it."
         ) from None
     try:
         _relink(folder, scratch)

@@ -1,4 +1,4 @@
-"""The references an engine is compared with: the portable float32 graph, with the checkpoint's or the shipped weights."""
+"""The references an engine is compared with: the portable float32 graph, with the original or the shipped weights."""
 
 from __future__ import annotations
 

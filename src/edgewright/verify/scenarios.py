@@ -1,7 +1,8 @@
-"""Scripts that drive an engine the ways a runtime does; each gives the logits to compare and the tokens they belong to."""
+"""Scripts that drive an engine the ways a runtime does; each gives the logits to compare, and their tokens."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def scenarios(tokens: Tokens, max_context: int) -> Iterator[Scenario]:
     cuts = sorted({0, min(1, prompt), min(8, prompt), prompt * 2 // 3, prompt})
 
     def chunked(session: Session) -> Logits:
-        parts = [session.append(text[a:b], logits="all") for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [session.append(text[a:b], logits="all") for a, b in itertools.pairwise(cuts)]
         return np.concatenate(parts)
 
     yield Scenario("chunked prefill", text[:prompt], 0, chunked)

@@ -61,7 +61,7 @@ class ShippedTensors:
         if name not in self._places:
             name = f"{name}.flat"  # the same bytes under another shape, see Stage.alias
         if name not in self._places:
-            raise BundleError(f"The bundle's graph has no tensor {name}: it was built from another checkpoint or recipe.")
+            raise BundleError(f"The bundle has no tensor {name}: it was built from another checkpoint or recipe.")
         path, offset, length = self._places[name]
         if path not in self._maps:
             self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
@@ -98,7 +98,8 @@ def decode(arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.nda
             zeros[:, block] = byte
     else:
         zeros = np.full((rows, blocks), float(1 << (fmt.bits - 1)), dtype=np.float32)
-    return ((values - zeros[:, :, None]) * scales[:, :, None]).reshape(rows, blocks * fmt.group)[:, :width]
+    decoded: np.ndarray = ((values - zeros[:, :, None]) * scales[:, :, None]).reshape(rows, blocks * fmt.group)
+    return decoded[:, :width]
 
 
 class ShippedWeight(Weight):
@@ -110,5 +111,3 @@ class ShippedWeight(Weight):
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         return decode(self._tensors.leaf_rows(self._leaf, start, stop), self._format, self.shape[1])
-
-

@@ -17,18 +17,19 @@ from edgewright.verify.metrics import Distance
 
 @dataclass(frozen=True)
 class Threshold:
-    """Largest error relative to the reference's maximum, smallest row cosine, largest mean KL in nats."""
+    """Largest mean KL in nats; where they are given, largest error relative to the reference's maximum and smallest
+    row cosine."""
 
-    max_error: float
-    cosine: float
     kl: float
+    max_error: float | None = None
+    cosine: float | None = None
 
     def faults(self, d: Distance) -> list[str]:
         """Return in words what is exceeded; a KL counts when it exceeds its bound by more than two standard errors."""
         found = []
-        if not d.max_error <= self.max_error:
+        if self.max_error is not None and not d.max_error <= self.max_error:
             found.append(f"max error {d.max_error:.3g} > {self.max_error:g}")
-        if not d.cosine >= self.cosine:
+        if self.cosine is not None and not d.cosine >= self.cosine:
             found.append(f"cosine {d.cosine:.5f} < {self.cosine:g}")
         slack = 2 * d.kl_error if d.kl_error < float("inf") else 0.0
         if not d.kl - slack <= self.kl:
@@ -37,16 +38,16 @@ class Threshold:
 
 
 ENGINE = {
-    "float32": Threshold(1e-4, 0.99999, 1e-5),
-    "float16": Threshold(1e-4, 0.99999, 1e-5),
-    "int8": Threshold(0.15, 0.98, 0.02),
-    "int4": Threshold(0.15, 0.98, 0.02),
+    "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
+    "float16": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
+    "int8": Threshold(kl=0.01, max_error=0.15, cosine=0.98),
+    "int4": Threshold(kl=0.01, max_error=0.15, cosine=0.98),
 }
 QUALITY = {
-    "float32": Threshold(1e-4, 0.99999, 1e-5),
-    "float16": Threshold(0.02, 0.999, 1e-3),
-    "int8": Threshold(0.25, 0.95, 0.05),
-    "int4": Threshold(2.0, 0.5, 1.5),
+    "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
+    "float16": Threshold(kl=1e-3, max_error=0.02, cosine=0.999),
+    "int8": Threshold(kl=0.03, max_error=0.3, cosine=0.95),
+    "int4": Threshold(kl=1.5),
 }
 _ORDER = ("float32", "float16", "int8", "int4")
 

@@ -199,5 +199,3 @@ def _check_source(manifest: Manifest, checkpoint: Checkpoint) -> None:
         raise BundleError(
             f"The bundle was not built from this checkpoint ({', '.join(odd)} differ): give the one it was built from."
         )
-
-

@@ -1,0 +1,88 @@
+"""What the verbs that make a folder have in common: arguments, the plan before, the summary after."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgewright.cli._output import folder_bytes, note, print_json, recipe_line, size, verdict_lines
+from edgewright.cli._parser import positive_int
+
+if TYPE_CHECKING:
+    from edgewright.bundle import Manifest
+    from edgewright.checkpoint import Checkpoint
+
+SOURCE_HELP = "a Hugging Face model folder, or a .gguf file"
+RECIPE_HELP = "how weights are stored: float32, float16, int8, int4, or a YAML file"
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the arguments of a verb that writes a folder."""
+    parser.add_argument("-o", "--output", required=True, metavar=name, help="the folder to make")
+    parser.add_argument("--force", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_source(parser: argparse.ArgumentParser, recipe: str) -> None:
+    """Add the arguments of a verb that reads a checkpoint."""
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+    parser.add_argument("--recipe", default=recipe, metavar="NAME|FILE", help=f"{RECIPE_HELP} (default: {recipe})")
+    parser.add_argument(
+        "--max-context",
+        type=positive_int,
+        metavar="TOKENS",
+        help="most tokens a dialog may hold (default: the model's own limit, at most 8192)",
+    )
+
+
+def print_plan(args: argparse.Namespace, checkpoint: Checkpoint, goal: str) -> None:
+    """Say on stderr what is about to be done; costs nothing beyond the headers that are read anyway."""
+    if args.quiet or (Path(args.output).exists() and not args.force):
+        return
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    kind = checkpoint.config.get("model_type", "unknown")
+    note(
+        f"plan: {checkpoint.path} ({kind}, {parameters / 1e6:,.1f} M parameters stored in {size(stored)})"
+        f" -> recipe {args.recipe} -> {goal} -> {args.output}"
+    )
+
+
+def report_built(args: argparse.Namespace, path: Path, manifest: Manifest, *, reused: bool) -> None:
+    """Print what was made."""
+    if args.json:
+        print_json(built_json(path, manifest, reused=reused))
+        return
+    count, total = len(manifest.files) + 1, folder_bytes(path)
+    made = "unchanged, nothing to do" if reused else "written"
+    sys.stdout.write(
+        "\n".join(
+            [
+                f"{path}: {made}, {size(total)} in {count} files",
+                f"weights   {recipe_line(manifest.recipe)}",
+                f"target    {manifest.target or 'none (exported, not compiled)'}",
+                *verdict_lines(manifest.verdict),
+                "",
+            ]
+        )
+    )
+
+
+def built_json(path: Path, manifest: Manifest, *, reused: bool) -> dict[str, Any]:
+    """Return what was made as JSON-compatible values."""
+    recipe: Mapping[str, Any] = manifest.recipe
+    return {
+        "path": str(path),
+        "reused": reused,
+        "bytes": folder_bytes(path),
+        "files": len(manifest.files) + 1,
+        "model": dict(manifest.model),
+        "recipe": {"name": recipe["name"], **recipe["summary"]},
+        "target": manifest.target,
+        "verdict": dict(manifest.verdict),
+        "notes": list(manifest.notes),
+    }

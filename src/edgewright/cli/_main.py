@@ -1,0 +1,187 @@
+"""The `edgewright` command: finds the verb, runs it, and turns what goes wrong into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol, cast
+
+from edgewright._version import __version__
+from edgewright.cli._parser import Parser, did_you_mean
+from edgewright.errors import EdgewrightError, HostError, MissingExtraError, UsageError
+
+#: The verbs, in the order of their use; each is a module of this package.
+VERBS = ("deploy", "export", "compile", "verify", "run", "chat", "inspect", "bench", "doctor")
+
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    verification failed
+  2    the command line is wrong
+  3    the input is wrong (checkpoint, recipe, bundle, prompt)
+  4    the environment can't do it (an extra is missing, no space, no permission)
+  70   an error in edgewright itself; --debug or EDGEWRIGHT_DEBUG=1 prints the traceback
+  130  interrupted by Ctrl-C or SIGTERM; nothing half-made stays behind
+  141  the reader of stdout went away
+"""
+
+#: Import names of packages that only an extra installs.
+_HOST_PACKAGES = frozenset({"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google"})
+_DEVICE_PACKAGES = frozenset({"numpy", "onnxruntime", "tokenizers", "jinja2"})
+#: A second Ctrl-C within this time is the same wish, and must not cut the clean-up short.
+_SAME_PRESS_S = 1.0
+
+
+class Verb(Protocol):
+    """What a verb's module offers."""
+
+    NAME: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; `argv` are the arguments after the program's name."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = bool(os.environ.get("EDGEWRIGHT_DEBUG")) or "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a narrow terminal must not stop a text
+    with _stop_signals():
+        try:
+            code = _dispatch(arguments)
+            sys.stdout.flush()
+        except SystemExit as leaving:  # argparse after --help and --version
+            return leaving.code if isinstance(leaving.code, int) else 0
+        except BrokenPipeError:
+            _drop_stdout()
+            return EXIT_PIPE
+        except KeyboardInterrupt:
+            return _fail("interrupted", EXIT_INTERRUPTED, debug)
+        except Exception as error:
+            known = _named(error)
+            if known is None:
+                kind = f"{type(error).__name__}: {error}".strip(": ")
+                text = f"internal error ({kind}): please report it, run with --debug for the traceback."
+                return _fail(text, EXIT_INTERNAL, debug)
+            return _fail(f"error: {known}", known.exit_code, debug)
+    return code
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    at = next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    parser = Parser(
+        "edgewright",
+        "Put an LLM on an edge device: from a checkpoint to a verified bundle, and the runtime that runs it.",
+        f"{_verb_list() if _asks_help(arguments[:at]) else ''}\n{_EXIT_CODES}",
+    )
+    parser.usage = "edgewright [--version] [--help] VERB ..."
+    parser.add_argument("--version", action="version", version=f"edgewright {__version__}")
+    _add_common(parser)
+    common = parser.parse(arguments[:at])
+    if at == len(arguments):
+        raise UsageError(f"Give a verb, one of {', '.join(VERBS)}; see `edgewright --help`.")
+    name = arguments[at]
+    if name not in VERBS:
+        near = did_you_mean(name, VERBS)
+        raise UsageError(f"Unknown verb {name!r}{near}; the verbs are {', '.join(VERBS)}.")
+    verb = _verb(name)
+    parser = Parser(f"edgewright {name}", verb.HELP)
+    verb.add_arguments(parser)
+    _add_common(parser)
+    args = parser.parse(arguments[at + 1 :])
+    args.quiet = args.quiet or common.quiet
+    return verb.run(args)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="no plan, progress or notes on stderr; errors only")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+
+
+def _asks_help(words: Sequence[str]) -> bool:
+    return "-h" in words or "--help" in words
+
+
+def _verb_list() -> str:
+    lines = [f"  {name:<9}{_verb(name).HELP.splitlines()[0]}" for name in VERBS]
+    return "\n".join(["verbs (edgewright VERB --help tells more):", *lines, ""])
+
+
+def _verb(name: str) -> Verb:
+    return cast(Verb, importlib.import_module(f"edgewright.cli.{name}"))
+
+
+def _named(error: Exception) -> EdgewrightError | None:
+    """Return the error to show for what the user can mend, None for a defect of this program."""
+    if isinstance(error, EdgewrightError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        if package in _HOST_PACKAGES:
+            return MissingExtraError(
+                f"This verb needs the package {package}, which is not installed: pip install 'edgewright[host]'."
+            )
+        if package in _DEVICE_PACKAGES:
+            return MissingExtraError(f"The package {package} is not installed: pip install edgewright.")
+    if isinstance(error, MemoryError):
+        return HostError("The memory is used up: close other programs, or use a machine with more.")
+    if isinstance(error, OSError):
+        what = f"{error.filename} can't be used" if error.filename else "The operating system refused"
+        return HostError(f"{what} ({error.strerror or error}): check the path, its permissions and the disk.")
+    return None
+
+
+def _fail(text: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"edgewright: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _drop_stdout() -> None:
+    """Point stdout to nowhere, so that the interpreter's last flush does not complain."""
+    try:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, sys.stdout.fileno())
+        os.close(descriptor)
+    except (OSError, ValueError):
+        pass
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Make SIGTERM end the work as Ctrl-C does, once per press."""
+    last = -_SAME_PRESS_S
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SAME_PRESS_S:
+            last = now
+            raise KeyboardInterrupt
+
+    before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    except ValueError:
+        pass  # not the main thread: signals are the caller's business
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

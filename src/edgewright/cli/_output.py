@@ -1,0 +1,72 @@
+"""What the verbs print: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def note(text: str, *, quiet: bool = False) -> None:
+    """Tell the user something that is not the result."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON object."""
+    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> str:
+    """Return `name  value` lines with the values under each other."""
+    rows = [(name, str(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a plain table: text columns to the left, columns of numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    lines = [list(head), *cells]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    numeric = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(head))]
+
+    def spelled(line: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+
+    return "\n".join([spelled(head), *map(spelled, cells)])
+
+
+def size(count: float) -> str:
+    """Return bytes as people read them, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """Return a verdict: its status, then a line per level."""
+    lines = [f"verdict   {verdict['status']}"]
+    levels: Mapping[str, Mapping[str, Any]] = verdict.get("levels", {})
+    lines += [f"  {name}: {level['status']}, {level['summary']}" for name, level in levels.items()]
+    return lines
+
+
+def recipe_line(recipe: Mapping[str, Any]) -> str:
+    """Return what was applied, in words."""
+    summary = recipe["summary"]
+    formats = ", ".join(f"{count} x {name}" for name, count in sorted(summary["formats"].items()))
+    return f"{formats}; {summary['bit_exact']} of {summary['modules']} taken over bit-exactly"

@@ -1,0 +1,68 @@
+"""An argument parser whose errors are this package's: one sentence, the nearest valid choice, exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from edgewright.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """`argparse.ArgumentParser` that raises UsageError instead of printing its usage and leaving."""
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(f"{message.rstrip('.')}; see `{self.prog} --help`.")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse all of `arguments`; an unknown flag is answered with the nearest known one."""
+        namespace, surplus = self.parse_known_args(arguments)
+        for word in surplus:
+            if word.startswith("-") and len(word) > 1:
+                flag = word.partition("=")[0]
+                self.error(f"unknown flag {flag}{did_you_mean(flag, self._flags())}")
+        if surplus:
+            self.error(f"unexpected argument {surplus[0]!r}")
+        return namespace
+
+    def _flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `, did you mean X?`-like words with the nearest known spelling, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def positive_int(text: str) -> int:
+    """Argument type: an integer from 1 upwards."""
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 upwards")
+    return value
+
+
+def positive_ints(text: str) -> list[int]:
+    """Argument type: integers from 1 upwards with commas between."""
+    return [positive_int(part.strip()) for part in text.split(",")]
+
+
+def token_ids(text: str) -> list[int]:
+    """Argument type: token ids with commas or spaces between."""
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3")
+    return [int(part) for part in parts]
