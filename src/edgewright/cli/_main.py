@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -147,6 +146,8 @@ def _named(error: Exception) -> EdgewrightError | None:
 
 def _fail(text: str, code: int, debug: bool) -> int:
     if debug:
+        import traceback
+
         traceback.print_exc()
     print(f"edgewright: {' '.join(text.split())}", file=sys.stderr, flush=True)
     return code
@@ -174,7 +175,7 @@ def _stop_signals() -> Iterator[None]:
             last = now
             raise KeyboardInterrupt
 
-    before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+    before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             before[number] = signal.signal(number, stop)

@@ -100,7 +100,9 @@ def _encode(args: argparse.Namespace, llm: LLM, text: str) -> Sequence[int]:
     chat = llm.has_chat_template if args.chat is None else args.chat
     if not chat:
         if args.system is not None:
-            raise UsageError("--system needs a chat, and this prompt is continued as it stands: put it into the prompt.")
+            raise UsageError(
+                "--system needs a chat, and this prompt is continued as it stands: put it into the prompt."
+            )
         return llm.tokenizer.encode(text)
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     return llm.encode_chat([*messages, {"role": "user", "content": text}])

@@ -13,7 +13,6 @@ from edgewright.cli._progress import progress_for
 
 if TYPE_CHECKING:
     from edgewright.bundle import Manifest
-    from edgewright.checkpoint import Checkpoint
 
 NAME = "verify"
 HELP = "Compare a bundle's engine with its checkpoint in float32, and record the verdict in the bundle."
@@ -37,17 +36,15 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.bundle)
     progress = progress_for(quiet=args.quiet)
     manifest = read_manifest(folder)
-    with progress.step("check files"):
-        check_files(folder, manifest)
     if args.source is None:
+        with progress.step("check files"):
+            check_files(folder, manifest)
         return _files_only(args, manifest)
 
     from edgewright.checkpoint import open_checkpoint
     from edgewright.verify import verify_bundle
 
-    checkpoint = open_checkpoint(args.source)
-    _compare_source(args, checkpoint, manifest)
-    report = verify_bundle(folder, checkpoint, progress=progress)
+    report = verify_bundle(folder, open_checkpoint(args.source), progress=progress)
     data = report.to_json()
     _record(folder, manifest, data)
     if args.json:
@@ -69,16 +66,6 @@ def _files_only(args: argparse.Namespace, manifest: Manifest) -> int:
         print("verdict   cannot check here: the numbers were not compared, give --source CHECKPOINT")
         print(f"recorded  {manifest.verdict['status']}")
     return 0
-
-
-def _compare_source(args: argparse.Namespace, checkpoint: Checkpoint, manifest: Manifest) -> None:
-    """Note when the checkpoint is not the one that the bundle was made from."""
-    from edgewright.build.key import source_record
-
-    given, recorded = source_record(checkpoint)["files"], manifest.source["files"]
-    if given != recorded:
-        odd = sorted(name for name in given.keys() | recorded.keys() if given.get(name) != recorded.get(name))
-        note(f"note: this is not the checkpoint that the bundle was made from ({', '.join(odd)})", quiet=args.quiet)
 
 
 def _record(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:

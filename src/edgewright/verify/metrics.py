@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+
+#: Rows compared at once, to bound the float64 copies.
+_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -34,21 +39,60 @@ class Distance:
         return {k: v if isinstance(v, int) else _significant(v) for k, v in values.items()}
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Figures row by row, float64 `[rows]` each; `error` and `scale` are largest magnitudes. See `Distance`."""
+
+    error: Array
+    scale: Array
+    cosine: Array
+    kl: Array
+    agree: Array
+
+    def summary(self) -> Distance:
+        """Return the figures of all rows together."""
+        rows = len(self.kl)
+        if not np.isfinite(self.kl).all():
+            return Distance(rows, math.inf, 0.0, math.inf, math.inf, 0.0)
+        spread = float(self.kl.std(ddof=1) / math.sqrt(rows)) if rows > 1 else math.inf
+        error = float(self.error.max()) / max(float(self.scale.max()), 1e-30)
+        return Distance(
+            rows, error, float(self.cosine.min()), float(self.kl.mean()), spread, float(self.agree.mean())
+        )
+
+
+def compare(candidate: Logits, reference: Logits) -> Rows:
+    """Compare logits `[rows, vocab]` row by row; a candidate row that is not finite has an infinite KL."""
+    parts = [
+        _compare(candidate[i : i + _BLOCK], reference[i : i + _BLOCK]) for i in range(0, len(reference), _BLOCK)
+    ]
+    return pool(parts)
+
+
+def pool(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of all parts."""
+    names = ("error", "scale", "cosine", "kl", "agree")
+    return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
 def distance(candidate: Logits, reference: Logits) -> Distance:
     """Compare logits `[rows, vocab]`; anything not finite in the candidate gives infinite distances."""
-    rows = len(reference)
-    if not np.isfinite(candidate).all():
-        return Distance(rows, math.inf, 0.0, math.inf, math.inf, 0.0)
-    c, r = candidate.astype(np.float64), reference.astype(np.float64)
-    scale = max(float(np.abs(r).max()), 1e-30)
+    return compare(candidate, reference).summary()
+
+
+def _compare(candidate: Logits, reference: Logits) -> Rows:
+    finite = np.isfinite(candidate).all(axis=1)
+    c = np.where(finite[:, None], candidate, 0).astype(np.float64)
+    r = reference.astype(np.float64)
     norms = np.linalg.norm(c, axis=1) * np.linalg.norm(r, axis=1)
-    cosine = (c * r).sum(axis=1) / np.maximum(norms, 1e-30)
-    log_c, log_r = _log_softmax(c), _log_softmax(r)
+    log_r, log_c = _log_softmax(r), _log_softmax(c)
     kl = (np.exp(log_r) * (log_r - log_c)).sum(axis=1)
-    error = float(kl.std(ddof=1) / math.sqrt(rows)) if rows > 1 else math.inf
-    agree = c.argmax(axis=1) == r.argmax(axis=1)
-    return Distance(
-        rows, float(np.abs(c - r).max()) / scale, float(cosine.min()), float(kl.mean()), error, float(agree.mean())
+    return Rows(
+        error=np.abs(c - r).max(axis=1),
+        scale=np.abs(r).max(axis=1),
+        cosine=np.where(finite, (c * r).sum(axis=1) / np.maximum(norms, 1e-30), 0.0),
+        kl=np.where(finite, kl, np.inf),
+        agree=(c.argmax(axis=1) == r.argmax(axis=1)) & finite,
     )
 
 

@@ -32,7 +32,7 @@ from edgewright.quant.recipe import Recipe, Rule
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.llm import LLM, llm_stage
 from edgewright.runtime.session import Session
-from edgewright.verify.metrics import Distance, Logits, distance
+from edgewright.verify.metrics import Distance, Logits, compare, pool
 from edgewright.verify.reference import reference_engine, use_shipped_weights
 from edgewright.verify.scenarios import Scenario, Tokens, scenarios
 from edgewright.verify.shipped import ShippedTensors, leaves
@@ -161,9 +161,9 @@ def _compare(
             session = Session(engine, first_capacity=len(script.tokens))
             seen[key] = session.append(script.tokens, logits="all")
         wanted[script.name] = seen[key][script.first :]
-    by_scenario = {name: distance(candidate[name], wanted[name]) for name in wanted}
-    pooled = distance(np.concatenate(list(candidate.values())), np.concatenate([wanted[name] for name in candidate]))
-    return LogitsReport(threshold, by_scenario, pooled)
+    rows = {name: compare(candidate[name], wanted[name]) for name in wanted}
+    by_scenario = {name: part.summary() for name, part in rows.items()}
+    return LogitsReport(threshold, by_scenario, pool(list(rows.values())).summary())
 
 
 def _tokens(llm: LLM) -> Tokens:

@@ -1,0 +1,52 @@
+"""What is in a bundle or an exported folder: its manifest, and the dtypes of its weights where onnx is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgewright.bundle import Manifest, read_manifest
+from edgewright.errors import BundleError
+from edgewright.files import inside
+
+
+def describe_bundle(folder: Path) -> dict[str, Any]:
+    """Return the description; raises BundleError. Digests are not compared, `verify` does that."""
+    manifest = read_manifest(folder)
+    recipe = manifest.recipe
+    result: dict[str, Any] = {
+        "kind": "bundle" if manifest.target else "exported folder",
+        "path": str(folder),
+        "source": f"{manifest.source['name']} ({manifest.source['kind']})",
+        "model_type": manifest.model["model_type"],
+        "parameters": manifest.model["parameters"],
+        "bytes": sum(entry["bytes"] for entry in manifest.files.values()),
+        "layers": manifest.model["layers"],
+        "vocab_size": manifest.model["vocab_size"],
+        "max_context": manifest.model["max_context"],
+        "target": manifest.target,
+        "versions": dict(manifest.versions),
+        "recipe": {"name": recipe["name"], **recipe["summary"]},
+        "stages": {name: stage.to_json() for name, stage in manifest.stages.items()},
+        "verdict": dict(manifest.verdict),
+        "notes": list(manifest.notes),
+        "files": {name: dict(entry) for name, entry in manifest.files.items()},
+    }
+    return {**result, **_weights(folder, manifest)}
+
+
+def _weights(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the tensors of all stages and their bytes by dtype; nothing on a device without onnx."""
+    try:
+        import onnx
+
+        from edgewright.cli._inspect_graph import bytes_by_dtype, tensors_of
+    except ModuleNotFoundError:
+        return {}
+    tensors: list[dict[str, Any]] = []
+    for stage in manifest.stages.values():
+        graph = inside(folder, stage.graph)
+        if not graph.is_file():
+            raise BundleError(f"The bundle's file {stage.graph} is missing: copy or build the bundle again.")
+        tensors += tensors_of(onnx.load(graph, load_external_data=False))
+    return {"bytes_by_dtype": bytes_by_dtype(tensors), "tensors": tensors}

@@ -1,0 +1,151 @@
+"""What the tests of the core share: golden checkpoints, tensors made of arrays, engines of stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from edgewright.build.pipeline import DIALECTS
+from edgewright.bundle.settings import EngineSettings
+from edgewright.checkpoint import Checkpoint, open_checkpoint
+from edgewright.graph import Stage
+from edgewright.graph.writer import MODEL_FILE, write_stage
+from edgewright.models import build_llm
+from edgewright.quant.apply import quantize_stage
+from edgewright.quant.recipe import Recipe, load_recipe
+from edgewright.runtime.engine import Engine
+
+TEXT_GOLDENS = Path(__file__).parent / "goldens" / "text"
+CASES = sorted(path.name for path in TEXT_GOLDENS.iterdir())
+#: Checkpoints with a tokenizer and, some of them, a chat template.
+TOKENIZERS = Path(__file__).parent / "goldens" / "tokenizers"
+
+settings.register_profile("edgewright", deadline=None, derandomize=True)
+settings.load_profile("edgewright")
+
+
+class ArrayTensor:
+    """A stored tensor of a checkpoint that is an array in memory; `dtype` may lie, for tests that want it to."""
+
+    def __init__(self, name: str, values: np.ndarray, dtype: str = "float32") -> None:
+        self.name, self.values, self.shape, self.dtype = name, values, tuple(values.shape), dtype
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.values[start:stop].astype(np.float32)
+
+    def raw(self, start: int, stop: int) -> np.ndarray:
+        part = np.ascontiguousarray(self.values[start:stop])
+        return part.view(np.uint8).reshape(stop - start, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """A checkpoint and what transformers computes for it: `ids` [64], `logits` [64, V], a batch of 3 by 20."""
+
+    name: str
+    checkpoint: Checkpoint
+    expected: Mapping[str, np.ndarray]
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.expected["ids"][0]
+
+    @property
+    def logits(self) -> np.ndarray:
+        return self.expected["logits"]
+
+
+def golden(case: str) -> Golden:
+    """Read a golden case."""
+    folder = TEXT_GOLDENS / case
+    with np.load(folder / "expected.npz") as data:
+        return Golden(case, open_checkpoint(folder), dict(data))
+
+
+def changed(checkpoint: Checkpoint, **keys: Any) -> Checkpoint:
+    """Return the checkpoint with config keys set, or with the value `...` removed."""
+    config = {**checkpoint.config, **keys}
+    return dataclasses.replace(checkpoint, config={k: v for k, v in config.items() if v is not ...})
+
+
+def with_tensors(checkpoint: Checkpoint, **tensors: Any) -> Checkpoint:
+    """Return the checkpoint with other tensors (`ArrayTensor`), or with the value `...` without them."""
+    merged = {**checkpoint.tensors, **tensors}
+    return dataclasses.replace(checkpoint, tensors={k: v for k, v in merged.items() if v is not ...})
+
+
+def arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Return all tensors as float32 arrays."""
+    return {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
+
+
+def lowered(checkpoint: Checkpoint, dialect: str, recipe: str | Recipe = "float32", **options: Any) -> Stage:
+    """Build, quantize and lower the llm stage."""
+    stage = build_llm(checkpoint, **options)
+    quantize_stage(stage, load_recipe(recipe) if isinstance(recipe, str) else recipe)
+    return DIALECTS[dialect](stage)
+
+
+def engine_of(stage: Stage, folder: Path, optimization: str = "all") -> Engine:
+    """Write a lowered stage into `folder` and load it on one thread."""
+    write_stage(stage, folder)
+    return Engine(folder / MODEL_FILE, stage.contract, EngineSettings(optimization=optimization), threads=1)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> MakeEngine:
+    """A function (checkpoint, dialect, recipe, **options of build_llm) -> Engine."""
+    count = 0
+
+    def make(
+        checkpoint: Checkpoint, dialect: str = "onnxruntime", recipe: str | Recipe = "float32", **options: Any
+    ) -> Engine:
+        nonlocal count
+        count += 1
+        return engine_of(lowered(checkpoint, dialect, recipe, **options), tmp_path / f"stage{count}")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
+    """A function (case, dialect, recipe) -> the Engine of an unchanged golden, made once for all tests."""
+    folder = tmp_path_factory.mktemp("engines")
+
+    @functools.cache
+    def make(case: str, dialect: str = "onnxruntime", recipe: str = "float32") -> Engine:
+        return engine_of(lowered(golden(case).checkpoint, dialect, recipe), folder / f"{case}-{dialect}-{recipe}")
+
+    return make
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest absolute difference over the largest magnitude wanted."""
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the digest memory of the tests out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def read_config(case: str, name: str = "config.json") -> dict[str, Any]:
+    """Return a golden's config by file name."""
+    config: dict[str, Any] = json.loads((TEXT_GOLDENS / case / name).read_text(encoding="utf-8"))
+    return config
