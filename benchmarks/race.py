@@ -53,8 +53,11 @@ class Race:
         """Prepare everything, then race, then write the tables; return the exit code."""
         names = self.args.contenders.split(",") if self.args.contenders else None
         chosen = select(self.args.models.split(","), names)
+        if self.args.fresh:
+            artefacts.forget(self.args.fresh)
         for model in chosen:
             artefacts.checkpoint(model, self.args.edgewright_python)
+        artefacts.reference(self.args.edgewright_python, self.args.threads)
         ready = {model: [e for e in entries if self._prepare(model, e)] for model, entries in chosen.items()}
         for model, entries in ready.items():
             if not self.args.prepare_only:
@@ -69,8 +72,7 @@ class Race:
         """Make the entry's files, measure its quality and open its line; False if the contender cannot take part."""
         ours = self.args.edgewright_python
         try:
-            fresh = entry.peer == self.args.fresh
-            folder = artefacts.prepared(model, entry, ours, fresh)
+            folder = artefacts.prepared(model, entry, ours)
             quality = artefacts.quality(entry, ours, self.args.threads)
         except (WorkerError, OSError) as error:
             self.failures.append(f"{entry.name} on {model}: {error}")

@@ -79,7 +79,9 @@ def write_reference(job: Job) -> dict[str, Any]:
     logits = np.stack([engine.logits(row.tolist()) for row in ids])
     np.save(job["ids"], ids)
     np.save(job["reference"], logits)
-    return {"versions": {name: version(name) for name in kind.packages}}
+    surprises = [quality.losses(quality.log_softmax(rows), row) for rows, row in zip(logits, ids, strict=True)]
+    versions = {name: version(name) for name in kind.packages}
+    return {"perplexity": quality.perplexity(surprises), "versions": versions}
 
 
 def prepare(job: Job) -> dict[str, Any]:

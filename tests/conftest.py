@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from hypothesis import settings
 
 from edgewright.build.pipeline import DIALECTS
 from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import Checkpoint, open_checkpoint
-from edgewright.graph import Stage
+from edgewright.contract import StageContract, TensorContract
+from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.models import build_llm
 from edgewright.quant.apply import quantize_stage
@@ -149,3 +152,25 @@ def read_config(case: str, name: str = "config.json") -> dict[str, Any]:
     """Return a golden's config by file name."""
     config: dict[str, Any] = json.loads((TEXT_GOLDENS / case / name).read_text(encoding="utf-8"))
     return config
+
+
+Build = Callable[..., Any]
+
+
+def run_graph(build: Build, feeds: Mapping[str, np.ndarray], outputs: int = 1, dialect: str = "portable") -> Any:
+    """Build a graph whose inputs are `feeds` with `build(g, *values)`, lower it, run it; return its outputs."""
+    stage = Stage("test", ir.Graph([], [], nodes=[], name="test"), StageContract((), ()))
+    g = GraphBuilder(stage)
+    contracts = [TensorContract(name, str(array.dtype), tuple(array.shape)) for name, array in feeds.items()]
+    results = build(g, *[g.input(contract) for contract in contracts])
+    for index, value in enumerate(results if isinstance(results, tuple) else (results,)):
+        g.stage.graph.outputs.append(value)
+        value.name = f"out{index}"
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+    model = ir.to_proto(DIALECTS[dialect](stage).model())
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    got = session.run(None, dict(feeds))
+    assert len(got) == outputs
+    return got[0] if outputs == 1 else tuple(got)

@@ -30,22 +30,31 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return wide
 
 
+def losses(log_probabilities: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the negative log-probability of every token but the first."""
+    return -np.take_along_axis(log_probabilities[:-1], ids[1:, None], axis=-1)[:, 0]
+
+
+def perplexity(losses_of_windows: list[np.ndarray]) -> float:
+    return float(np.exp(np.concatenate(losses_of_windows).mean()))
+
+
 def compare(engine: Engine, ids: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
     """Run the text through the engine and compare; the reference has the same leading shape as `ids`."""
-    divergences, losses, agreements = [], [], []
+    divergences, surprises, agreements = [], [], []
     for row, expected in zip(ids, reference, strict=True):
         logits = engine.logits(row.tolist())
         if logits.shape != expected.shape:
             raise ValueError(f"logits of shape {logits.shape}, the reference has {expected.shape}")
         ours, theirs = log_softmax(logits), log_softmax(expected)
         divergences.append((np.exp(theirs) * (theirs - ours)).sum(axis=-1))
-        losses.append(-np.take_along_axis(ours[:-1], row[1:, None], axis=-1)[:, 0])
+        surprises.append(losses(ours, row))
         agreements.append(ours.argmax(axis=-1) == theirs.argmax(axis=-1))
     divergence = np.concatenate(divergences)
     return {
         "kl": float(divergence.mean()),
         "kl_se": float(divergence.std(ddof=1) / np.sqrt(divergence.size)),
-        "perplexity": float(np.exp(np.concatenate(losses).mean())),
+        "perplexity": perplexity(surprises),
         "top1": float(np.concatenate(agreements).mean()),
         "tokens": int(divergence.size),
     }

@@ -35,12 +35,18 @@ def checkpoint(model: str, edgewright: Path) -> Path:
     return out / "hf"
 
 
-def prepared(model: str, entry: Entry, edgewright: Path, fresh: bool = False) -> Path:
-    """Return the folder a contender loads, made if missing (or if `fresh`)."""
+def forget(peer: str) -> None:
+    """Make `prepared` and `quality` start anew for a peer."""
+    for record in MODELS.glob(f"*/{peer}-*.json"):
+        record.unlink()
+
+
+def prepared(model: str, entry: Entry, edgewright: Path) -> Path:
+    """Return the folder a contender loads, made if missing."""
     source = checkpoint(model, edgewright)
     out = MODELS / model / f"{entry.peer}-{entry.weights}"
     record = out.with_name(out.name + ".json")
-    if record.exists() and not fresh and json.loads(record.read_text())["recipe"] == entry.recipe:
+    if record.exists() and json.loads(record.read_text())["recipe"] == entry.recipe:
         return out
     _say(f"preparing {entry.name} of {model}")
     for stale in [record, *out.parent.glob(out.name + ".quality-*.json")]:
@@ -89,9 +95,16 @@ def reference(edgewright: Path, threads: int) -> dict[str, str]:
     """Return the files with the token ids and the float32 logits of the text, made if missing."""
     folder = MODELS / QUALITY_MODEL
     files = {"ids": str(folder / "text-ids.npy"), "reference": str(folder / "text-logits.npy")}
-    if not Path(files["reference"]).exists():
+    record = folder / "text-reference.json"
+    if not record.exists():
         source = checkpoint(QUALITY_MODEL, edgewright)
         _say("computing the float32 reference")
         job = files | {"peer": "reference", "path": str(source), "text": str(TEXT), "threads": threads, "capacity": 0}
-        run_worker(ensure("reference", edgewright), "reference", job)
+        result = run_worker(ensure("reference", edgewright), "reference", job)
+        record.write_text(json.dumps(result, indent=1))
     return files
+
+
+def reference_perplexity() -> float:
+    """Return the perplexity of the float32 checkpoint on the text."""
+    return json.loads((MODELS / QUALITY_MODEL / "text-reference.json").read_text())["perplexity"]

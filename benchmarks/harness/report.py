@@ -5,7 +5,7 @@ from datetime import date
 from statistics import median
 from typing import Any
 
-from harness.artefacts import QUALITY_MODEL
+from harness.artefacts import QUALITY_MODEL, reference_perplexity
 from harness.machine import cpu_model
 
 Run = dict[str, Any]
@@ -77,7 +77,8 @@ def document(tables: dict[str, list[Run]], settings: Run) -> str:
         f"{settings['decode']} tokens decoded; a run is one fresh process.",
         f"Versions: {', '.join(sorted(versions))}.",
         "A speed is `median [min..max]` over `n` clean runs. KL (nats per token, mean ± standard error), perplexity "
-        f"and top-1 agreement are against the float32 checkpoint of {QUALITY_MODEL} on a fixed text.",
+        f"and top-1 agreement are against the float32 checkpoint of {QUALITY_MODEL} on a fixed text, whose own "
+        f"perplexity is {reference_perplexity():.2f}.",
         "",
     ]
     return "\n".join(head) + "\n" + "\n".join(table(model, lines, settings) for model, lines in tables.items())

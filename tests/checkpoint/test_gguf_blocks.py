@@ -21,7 +21,10 @@ def test_random_bytes_decode_to_the_same_bits(name: str, seed: int) -> None:
         expected = dequantize(data, gguf.GGMLQuantizationType[name])
         got = block.decode_rows(data)
     assert got.shape == (37, 3 * block.block_size)
-    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    # Random scales include not-a-number, whose sign bit means nothing.
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(got), ~number)
+    np.testing.assert_array_equal(got[number].view(np.uint32), expected[number].view(np.uint32))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from conftest import CASES, TEXT_GOLDENS, ArrayTensor, MakeEngine, arrays, changed, golden, read_config, relative_error
 
+from conftest import CASES, TEXT_GOLDENS, ArrayTensor, MakeEngine, arrays, changed, golden, read_config, relative_error
 from edgewright.checkpoint import Checkpoint
 from edgewright.models import FAMILIES, build_llm
 from edgewright.quant.formats import IntFormat, dequantize, pack, quantize
@@ -49,7 +50,7 @@ def test_any_split_gives_the_logits_of_transformers(case: str, dialect: str, sha
     for cuts in ([64], [1, 63], [30, 34], [9, 1, 22, 1, 31], [20, 5, 20, 19]):
         session = Session(engine, first_capacity=24)
         edges = np.cumsum([0, *cuts])
-        parts = [session.append(ids[a:b], logits="all") for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [session.append(ids[a:b], logits="all") for a, b in itertools.pairwise(edges)]
         assert relative_error(np.concatenate(parts), logits) < TOLERANCE, cuts
         assert session.length == 64
 

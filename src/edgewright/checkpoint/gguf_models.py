@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from edgewright.checkpoint.checkpoint import Checkpoint
 from edgewright.checkpoint.gguf import GgufTensor, read_gguf
-from edgewright.checkpoint.gguf_blocks import BLOCK_FORMATS
+from edgewright.checkpoint.gguf_blocks import BLOCK_FORMATS, BlockTensor
 from edgewright.checkpoint.gguf_config import synthesize_config
-from edgewright.checkpoint.tensor import BlockTensor, MappedTensor, OffsetTensor, StoredTensor
+from edgewright.checkpoint.tensor import MappedTensor, OffsetTensor, StoredTensor
 from edgewright.checkpoint.text import REMAKE, shown
 from edgewright.errors import TensorLayoutError, UnsupportedFormatError
 
@@ -88,8 +88,7 @@ def _map_tensor(entry: GgufTensor, name: str, arch: str, config: dict[str, Any],
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         order = uninterleaved(entry, heads, path)
     if entry.dtype in BLOCK_FORMATS:
-        decode = BLOCK_FORMATS[entry.dtype].decode_rows
-        return BlockTensor(name, entry.shape, entry.dtype, entry.data, decode, order)
+        return BlockTensor(name, entry.shape, entry.dtype, entry.data, order)
     tensor = MappedTensor(name, entry.shape, entry.dtype, entry.data, order)
     # Gemma's norms multiply by 1 + weight; its converter stores the sum.
     return OffsetTensor(tensor, 1.0) if arch == "gemma3" and name.endswith("norm.weight") else tensor

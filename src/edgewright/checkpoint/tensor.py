@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -129,34 +128,6 @@ class OffsetTensor(StoredTensor):
 
     def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         return self._stored.rows(start, stop) - self._offset
-
-
-class BlockTensor(StoredTensor):
-    """A matrix in a GGUF block format; `decode(blocks uint8 [rows, row_bytes]) -> float32 [rows, columns]`."""
-
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        data: Bytes,
-        decode: Callable[[Bytes], npt.NDArray[np.float32]],
-        order: npt.NDArray[np.intp] | None = None,
-    ):
-        self.name = name
-        self.shape = shape
-        self.dtype = dtype
-        self.nbytes = data.size
-        self._data = data
-        self._decode = decode
-        self._order = order
-
-    def raw(self, start: int, stop: int) -> Bytes:
-        self.check_range(start, stop)
-        return take_rows(self._data, self.row_count, start, stop, self._order)
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        return self._decode(self.raw(start, stop)).reshape(stop - start, *self.shape[1:])
 
 
 def take_rows(data: Bytes, row_count: int, start: int, stop: int, order: npt.NDArray[np.intp] | None) -> Bytes:

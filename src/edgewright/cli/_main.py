@@ -61,10 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a narrow terminal must not stop a text
     with _stop_signals():
         try:
-            code = _dispatch(arguments)
+            try:
+                code = _dispatch(arguments)
+            except SystemExit:  # argparse after --help and --version
+                code = 0
             sys.stdout.flush()
-        except SystemExit as leaving:  # argparse after --help and --version
-            return leaving.code if isinstance(leaving.code, int) else 0
         except BrokenPipeError:
             _drop_stdout()
             return EXIT_PIPE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NoReturn
 
 from edgewright.errors import UsageError
@@ -28,13 +29,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse all of `arguments`; an unknown flag is answered with the nearest known one."""
+        known = self._flags()
+        for word in takewhile(lambda word: word != "--", arguments):
+            flag = word.partition("=")[0]
+            # Words with spaces are values, as argparse sees it.
+            if flag.startswith("--") and " " not in word and flag not in known:
+                self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
         namespace, surplus = self.parse_known_args(arguments)
-        for word in surplus:
-            if word.startswith("-") and len(word) > 1:
-                flag = word.partition("=")[0]
-                self.error(f"unknown flag {flag}{did_you_mean(flag, self._flags())}")
         if surplus:
-            self.error(f"unexpected argument {surplus[0]!r}")
+            kind = "unknown flag" if surplus[0].startswith("-") else "unexpected argument"
+            self.error(f"{kind} {surplus[0]!r}")
         return namespace
 
     def _flags(self) -> list[str]:
@@ -42,8 +46,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `, did you mean X?`-like words with the nearest known spelling, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    """Return " (did you mean X?)" with the nearest known spelling, or nothing."""
+    names = list(known)
+    begun = [name for name in names if len(word) > 2 and name.startswith(word)]
+    near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

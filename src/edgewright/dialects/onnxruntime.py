@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from edgewright.dialects.portable import lower as attach_bodies
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import int64_constant, made_by, merge_linears, replace
+from edgewright.graph.stage import placeholder
+from edgewright.graph.weights import ComputedWeight
 
 MICROSOFT = "com.microsoft"
 
@@ -184,9 +187,10 @@ def _gated_activation(stage: Stage, node: ir.Node) -> None:
 
 
 def _quant_linear(stage: Stage, node: ir.Node) -> None:
-    x, codes, scales, zero_points, bias = (*node.inputs, None, None)[:5]
+    x, codes, scales, zero_points, offsets, bias = (*node.inputs, None, None, None)[:6]
     a = {name: attribute.value for name, attribute in node.attributes.items()}
-    new = make_node(
+    name = node.name or ""
+    product = make_node(
         MICROSOFT,
         "MatMulNBits",
         [x, codes, scales, zero_points, None, bias],
@@ -197,14 +201,35 @@ def _quant_linear(stage: Stage, node: ir.Node) -> None:
             "block_size": a["group"],
             "accuracy_level": ACCURACY_LEVEL,
         },
-        name=node.name or "",
+        name=name,
     )
-    replace(stage, node, [new], new.outputs)
+    new = [product]
+    if offsets is not None:
+        # The offset of a block multiplies the sum of its inputs: a small product of its own.
+        sums = make_node("", "MatMul", [x, _block_sums(stage, a["in_features"], a["group"])], {}, name=f"{name}/sums")
+        share = make_node(MICROSOFT, "FusedMatMul", [sums.outputs[0], offsets], {"transB": 1}, name=f"{name}/offsets")
+        total = make_node("", "Add", [product.outputs[0], share.outputs[0]], {}, name=f"{name}/add")
+        new += [sums, share, total]
+    replace(stage, node, new, new[-1].outputs)
+
+
+def _block_sums(stage: Stage, width: int, group: int) -> ir.Value:
+    """A 0/1 matrix `[width, blocks]` that sums the elements of each block; shared by all linears of that width."""
+    blocks = -(-width // group)
+    name = f"block_sums_{width}_{group}"
+    if name not in stage.graph.initializers:
+        table = ComputedWeight(
+            name, (width, blocks), lambda: (np.arange(width)[:, None] // group == np.arange(blocks)).astype(np.float32)
+        )
+        stage.add_weight(table)
+        value = ir.Value(name=name, shape=ir.Shape(table.shape), type=ir.TensorType(ir.DataType.FLOAT))
+        stage.graph.register_initializer(placeholder(value))
+    return stage.graph.initializers[name]
 
 
 def _quant_embedding(stage: Stage, node: ir.Node) -> None:
     """GatherBlockQuantized over the codes as a matrix; it shares the bytes with a tied head."""
-    ids, codes, scales, zero_points = (*node.inputs, None)[:4]
+    ids, codes, scales, zero_points, offsets = (*node.inputs, None, None)[:5]
     a = {name: attribute.value for name, attribute in node.attributes.items()}
     assert codes is not None
     flat = stage.alias(codes, lambda shape: (shape[0], shape[1] * shape[2]))
@@ -217,9 +242,19 @@ def _quant_embedding(stage: Stage, node: ir.Node) -> None:
         name=name,
     )
     new = [gather]
+    if offsets is not None:
+        last = int64_constant(stage, [-1], "last_axis")
+        blocked = int64_constant(stage, [0, 0, -1, a["group"]], f"heads_{a['group']}")
+        rows = make_node("", "Reshape", [gather.outputs[0], blocked], {}, name=f"{name}/blocks")
+        picked = make_node("", "Gather", [offsets, ids], {"axis": 0}, name=f"{name}/offsets")
+        wide = make_node("", "Unsqueeze", [picked.outputs[0], last], {}, name=f"{name}/wide")
+        total = make_node("", "Add", [rows.outputs[0], wide.outputs[0]], {}, name=f"{name}/add")
+        flat_shape = int64_constant(stage, [0, 0, -1], "flat")
+        new += [rows, picked, wide, total]
+        new.append(make_node("", "Reshape", [total.outputs[0], flat_shape], {}, name=f"{name}/join"))
     if a["in_features"] % a["group"]:
         ends = [int64_constant(stage, [n], f"slice_{n}") for n in (0, a["in_features"], -1)]
-        new.append(make_node("", "Slice", [gather.outputs[0], *ends], {}, name=f"{name}/cut"))
+        new.append(make_node("", "Slice", [new[-1].outputs[0], *ends], {}, name=f"{name}/cut"))
     replace(stage, node, new, new[-1].outputs)
 
 

@@ -2,15 +2,15 @@
 
 A weight `[out, in]` is stored as codes of `bits` bits, `group` to a block, low nibble first, in uint8
 `[out, blocks, group * bits / 8]`, with float32 scales `[out, blocks]` and, optionally, zero points packed like the
-codes in uint8 `[out, ceil(blocks * bits / 8)]`; without them the zero point is 2^(bits - 1). The last block is padded.
-value = (code - zero_point) * scale.
+codes in uint8 `[out, ceil(blocks * bits / 8)]`; without them the zero point is 2^(bits - 1). Optional float32 offsets
+`[out, blocks]` are added. The last block is padded. value = (code - zero_point) * scale + offset.
 """
 
 from __future__ import annotations
 
 from edgewright.ops._body import Call, Op, ints, scalar
 
-QUANT_LINEAR_INPUTS = ("x", "codes", "scales", "zero_points", "bias")
+QUANT_LINEAR_INPUTS = ("x", "codes", "scales", "zero_points", "offsets", "bias")
 
 
 def _unpack(source: str, result: str, bits: int) -> str:
@@ -25,7 +25,7 @@ def _unpack(source: str, result: str, bits: int) -> str:
     )
 
 
-def _dequantize(call: Call, codes: str, scales: str, zero_points: str | None) -> str:
+def _dequantize(call: Call, codes: str, scales: str, zero_points: str | None, offsets: str | None) -> str:
     """Statements that define `w` `[rows, in]` from packed tensors of rank 3, 2 and 2."""
     bits, group, width = call["bits"], call["group"], call["in_features"]
     blocks = -(-width // group)
@@ -39,29 +39,34 @@ def _dequantize(call: Call, codes: str, scales: str, zero_points: str | None) ->
         text += ints("n_blocks", blocks) + ints("axis2", 2)
         text += "z_cut = Slice(z_all, zero, n_blocks, axis2)\n" + ints("z_shape", 0, blocks, 1)
         text += "z = Reshape(z_cut, z_shape)\n"
-    text += f"centred = Sub(q, z)\ns3 = Unsqueeze({scales}, last)\nblocked = Mul(centred, s3)\n"
+    text += f"centred = Sub(q, z)\ns3 = Unsqueeze({scales}, last)\nscaled = Mul(centred, s3)\n"
+    if offsets is None:
+        text += "blocked = Identity(scaled)\n"
+    else:
+        text += f"o3 = Unsqueeze({offsets}, last)\nblocked = Add(scaled, o3)\n"
     text += ints("rows", 0, -1) + "padded = Reshape(blocked, rows)\n"
     return text + ints("width", width) + "w = Slice(padded, zero, width, axis1)\n"
 
 
 def _linear_body(call: Call) -> str:
-    given = (*call.given, False, False)
-    text = _dequantize(call, "codes", "scales", "zero_points" if given[3] else None)
+    given = (*call.given, False, False, False)
+    text = _dequantize(call, "codes", "scales", "zero_points" if given[3] else None, "offsets" if given[4] else None)
     text += "wt = Transpose<perm = [1, 0]>(w)\n"
-    return text + ("xw = MatMul(x, wt)\ny = Add(xw, bias)\n" if given[4] else "y = MatMul(x, wt)\n")
+    return text + ("xw = MatMul(x, wt)\ny = Add(xw, bias)\n" if given[5] else "y = MatMul(x, wt)\n")
 
 
 def _embedding_body(call: Call) -> str:
     text = ints("one_axis", -1) + "flat_ids = Reshape(ids, one_axis)\n"
     text += "codes_r = Gather<axis = 0>(codes, flat_ids)\nscales_r = Gather<axis = 0>(scales, flat_ids)\n"
-    zero_points = None
-    if (*call.given, False)[3]:
-        text += "zero_points_r = Gather<axis = 0>(zero_points, flat_ids)\n"
-        zero_points = "zero_points_r"
-    text += _dequantize(call, "codes_r", "scales_r", zero_points)
+    optional: list[str | None] = [None, None]
+    for place, name in enumerate(("zero_points", "offsets")):
+        if (*call.given, False, False)[3 + place]:
+            text += f"{name}_r = Gather<axis = 0>({name}, flat_ids)\n"
+            optional[place] = f"{name}_r"
+    text += _dequantize(call, "codes_r", "scales_r", *optional)
     text += "shape = Shape(ids)\nfull = Concat<axis = 0>(shape, width)\n"
     return text + "y = Reshape(w, full)\n"
 
 
 QUANT_LINEAR = Op("QuantLinear", QUANT_LINEAR_INPUTS, ("y",), _linear_body)
-QUANT_EMBEDDING = Op("QuantEmbedding", ("ids", "codes", "scales", "zero_points"), ("y",), _embedding_body)
+QUANT_EMBEDDING = Op("QuantEmbedding", ("ids", "codes", "scales", "zero_points", "offsets"), ("y",), _embedding_body)

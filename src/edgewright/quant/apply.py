@@ -10,7 +10,7 @@ from edgewright.graph import Stage, Weight
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.weights import FloatProducer, Producer
 from edgewright.quant.formats import Format, IntFormat
-from edgewright.quant.producers import ExactProducer, RoundingProducer, holds_exactly
+from edgewright.quant.producers import ExactProducer, RoundingProducer, held_exactly
 from edgewright.quant.recipe import Recipe
 
 
@@ -42,7 +42,7 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
         assert table.name is not None
         weight = stage.weights[table.name]
         tensor = weight.stored()
-        exact = isinstance(fmt, IntFormat) and holds_exactly(tensor, fmt)
+        exact = isinstance(fmt, IntFormat) and held_exactly(tensor, fmt) is not None
         stored = tensor.dtype if tensor is not None else "transformed"
         applied.append(Applied(module, kind, fmt, exact or stored == fmt.label, stored))
         key = (weight.name, fmt)
@@ -67,9 +67,9 @@ def _kind(node: ir.Node) -> str:
 
 def _produce(stage: Stage, weight: Weight, fmt: Format, module: str) -> tuple[ir.Value, ...]:
     if isinstance(fmt, IntFormat):
-        tensor = weight.stored()
-        if tensor is not None and holds_exactly(tensor, fmt):
-            producer: Producer = ExactProducer(tensor, weight, fmt, module)
+        blocks = held_exactly(weight.stored(), fmt)
+        if blocks is not None:
+            producer: Producer = ExactProducer(blocks, weight, fmt, module)
         else:
             producer = RoundingProducer(weight, fmt, module)
         return stage.add_producer(producer)
@@ -87,7 +87,8 @@ def _replace(stage: Stage, node: ir.Node, values: tuple[ir.Value, ...], fmt: For
     new: list[ir.Node] = []
     if isinstance(fmt, IntFormat):
         rows, width = weight.shape
-        inputs = [x, *values, *([None] if len(values) == 2 else []), bias]
+        by_kind = {(value.name or "").rsplit(".", 1)[-1]: value for value in values}
+        inputs = [x, *(by_kind.get(kind) for kind in ("codes", "scales", "zero_points", "offsets")), bias]
         new.append(
             make_node(
                 EW,

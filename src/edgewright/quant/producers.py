@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -45,42 +46,61 @@ class RoundingProducer(Producer):
         return packed if zeros is None else (*packed, pack(zeros, self.format.bits))
 
 
-#: GGUF block formats whose value is (code - zero) * scale in blocks of 32: bytes a block, bits, zero.
-_EXACT = {"Q4_0": (18, 4, 8), "Q5_0": (22, 5, 16), "Q8_0": (34, 8, 0)}
+class _Parts(Protocol):
+    codes: np.ndarray
+    scales: np.ndarray
+    offsets: np.ndarray | None
 
 
-def holds_exactly(tensor: Rows | None, fmt: IntFormat) -> bool:
-    """Tell whether `fmt` can hold the stored tensor's codes and scales without a second rounding."""
-    if tensor is None or fmt.group != 32 or len(tensor.shape) != 2:
-        return False
-    return tensor.dtype in _EXACT and _EXACT[tensor.dtype][1] <= fmt.bits
+class _BlockFormat(Protocol):
+    bits: int
+    group: int
+
+
+class _Blocks(Rows, Protocol):
+    """A stored tensor whose integer codes can be had."""
+
+    format: _BlockFormat
+
+    def parts(self, start: int, stop: int) -> _Parts: ...
+
+
+def held_exactly(tensor: Rows | None, fmt: IntFormat) -> _Blocks | None:
+    """Return the stored tensor when `fmt` can hold its codes and scales without a second rounding, else None.
+
+    That is a GGUF block tensor with groups of the same size and codes of no more bits.
+    """
+    stored = getattr(tensor, "format", None)
+    if tensor is None or stored is None or len(tensor.shape) != 2:
+        return None
+    exact = stored.group == fmt.group and stored.bits <= fmt.bits and tensor.shape[1] % fmt.group == 0
+    return cast(_Blocks, tensor) if exact else None
 
 
 class ExactProducer(Producer):
-    """Takes codes and scales of a GGUF tensor over as they are (no zero points: the default one fits)."""
+    """Takes codes, scales and offsets of a GGUF tensor over as they are.
 
-    def __init__(self, tensor: Rows, weight: Weight, fmt: IntFormat, name: str) -> None:
+    Unsigned codes with an offset are kept and the offset is raised by the default zero point's share, so that no zero
+    points need storing: code * scale + offset = (code - zero) * scale + (offset + zero * scale).
+    """
+
+    def __init__(self, tensor: _Blocks, weight: Weight, fmt: IntFormat, name: str) -> None:
         self.weight, self.format, self._tensor = weight, fmt, tensor
-        self.specs = specs_of(name, weight.shape, fmt, zero_points=False)
+        self.has_offsets = tensor.parts(0, 1).offsets is not None
+        specs = specs_of(name, weight.shape, fmt, zero_points=False)
+        if self.has_offsets:
+            specs = (*specs, TensorSpec(f"{name}.offsets", "float32", specs[1].shape))
+        self.specs = specs
 
     def chunks(self) -> Iterator[Callable[[], tuple[np.ndarray, ...]]]:
         for start, stop in self.weight.blocks():
             yield lambda a=start, b=stop: self._chunk(a, b)  # type: ignore[misc]
 
     def _chunk(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        block_bytes, bits, zero = _EXACT[self._tensor.dtype]
-        raw = self._tensor.raw(start, stop)
-        blocks = raw.reshape(len(raw), -1, block_bytes)
-        scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
-        if bits == 8:
-            centred = blocks[..., 2:].view(np.int8).astype(np.int16)
-        else:
-            nibbles = blocks[..., -16:]
-            # GGUF keeps elements 0..15 in the low and 16..31 in the high nibbles of a block.
-            centred = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.int16)
-            if bits == 5:
-                fifth = np.unpackbits(np.ascontiguousarray(blocks[..., 2:6]), axis=-1, bitorder="little")
-                centred += fifth.astype(np.int16) << 4
-            centred -= zero
-        codes = (centred + self.format.levels // 2).astype(np.uint8)
-        return pack(codes, self.format.bits), scales
+        parts = self._tensor.parts(start, stop)
+        zero = self.format.levels // 2
+        if parts.offsets is None:
+            codes = (parts.codes.astype(np.int16) + zero).astype(np.uint8)
+            return pack(codes, self.format.bits), parts.scales
+        offsets = parts.offsets + np.float32(zero) * parts.scales
+        return pack(parts.codes, self.format.bits), parts.scales, offsets

@@ -56,16 +56,12 @@ class Rows:
             return Distance(rows, math.inf, 0.0, math.inf, math.inf, 0.0)
         spread = float(self.kl.std(ddof=1) / math.sqrt(rows)) if rows > 1 else math.inf
         error = float(self.error.max()) / max(float(self.scale.max()), 1e-30)
-        return Distance(
-            rows, error, float(self.cosine.min()), float(self.kl.mean()), spread, float(self.agree.mean())
-        )
+        return Distance(rows, error, float(self.cosine.min()), float(self.kl.mean()), spread, float(self.agree.mean()))
 
 
 def compare(candidate: Logits, reference: Logits) -> Rows:
     """Compare logits `[rows, vocab]` row by row; a candidate row that is not finite has an infinite KL."""
-    parts = [
-        _compare(candidate[i : i + _BLOCK], reference[i : i + _BLOCK]) for i in range(0, len(reference), _BLOCK)
-    ]
+    parts = [_compare(candidate[i : i + _BLOCK], reference[i : i + _BLOCK]) for i in range(0, len(reference), _BLOCK)]
     return pool(parts)
 
 
@@ -81,7 +77,7 @@ def distance(candidate: Logits, reference: Logits) -> Distance:
 
 
 def _compare(candidate: Logits, reference: Logits) -> Rows:
-    finite = np.isfinite(candidate).all(axis=1)
+    finite: Array = np.isfinite(candidate).all(axis=1)
     c = np.where(finite[:, None], candidate, 0).astype(np.float64)
     r = reference.astype(np.float64)
     norms = np.linalg.norm(c, axis=1) * np.linalg.norm(r, axis=1)

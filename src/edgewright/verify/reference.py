@@ -50,7 +50,7 @@ def use_shipped_weights(stage: Stage, found: dict[str, Leaf], tensors: ShippedTe
             stage.add_weight(weight)
             value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
             stage.graph.register_initializer(placeholder(value))
-        bias = node.inputs[4] if len(node.inputs) > 4 else None
+        bias = node.inputs[5] if len(node.inputs) > 5 else None
         op_type = node.op_type.removeprefix("Quant")
         inputs = [node.inputs[0], stage.graph.initializers[name], bias]
         twin = make_node(EW, op_type, inputs, {}, name=f"{module_of(node)}/float")

@@ -77,12 +77,14 @@ class ShippedTensors:
         return tuple(self.rows(spec, name, first, start, stop) for spec, name, first in leaf.places)
 
 
-def decode(arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.ndarray:
-    """Return float32 `[rows, width]` of codes, scales and optional zero points.
+def decode(leaf: Leaf, arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.ndarray:
+    """Return float32 `[rows, width]` of a leaf's codes, scales and optional zero points and offsets.
 
     Written apart from the quantizer on purpose: it is the check on it. Source: the `MatMulNBits` specification.
     """
-    codes, scales = arrays[0], arrays[1]
+    kinds = [spec.name.rsplit(".", 1)[-1] for spec, _, _ in leaf.places]
+    given = dict(zip(kinds, arrays, strict=True))
+    codes, scales = given["codes"], given["scales"]
     rows, blocks = scales.shape
     if fmt.bits == 8:
         values = codes.reshape(rows, blocks, fmt.group).astype(np.float32)
@@ -90,15 +92,18 @@ def decode(arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.nda
         values = np.empty((rows, blocks, fmt.group), dtype=np.float32)
         values[:, :, 0::2] = codes & 0x0F
         values[:, :, 1::2] = codes >> 4
-    if len(arrays) == 3:
-        packed = arrays[2]
+    packed = given.get("zero_points")
+    if packed is not None:
         zeros = np.empty((rows, blocks), dtype=np.float32)
         for block in range(blocks):
             byte = packed[:, block] if fmt.bits == 8 else (packed[:, block // 2] >> (4 * (block % 2))) & 0x0F
             zeros[:, block] = byte
     else:
         zeros = np.full((rows, blocks), float(1 << (fmt.bits - 1)), dtype=np.float32)
-    decoded: np.ndarray = ((values - zeros[:, :, None]) * scales[:, :, None]).reshape(rows, blocks * fmt.group)
+    values = (values - zeros[:, :, None]) * scales[:, :, None]
+    if "offsets" in given:
+        values += given["offsets"][:, :, None]
+    decoded: np.ndarray = values.reshape(rows, blocks * fmt.group)
     return decoded[:, :width]
 
 
@@ -110,4 +115,5 @@ class ShippedWeight(Weight):
         self._leaf, self._format, self._tensors = leaf, fmt, tensors
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        return decode(self._tensors.leaf_rows(self._leaf, start, stop), self._format, self.shape[1])
+        arrays = self._tensors.leaf_rows(self._leaf, start, stop)
+        return decode(self._leaf, arrays, self._format, self.shape[1])

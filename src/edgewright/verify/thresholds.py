@@ -40,8 +40,8 @@ class Threshold:
 ENGINE = {
     "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
     "float16": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
-    "int8": Threshold(kl=0.01, max_error=0.15, cosine=0.98),
-    "int4": Threshold(kl=0.01, max_error=0.15, cosine=0.98),
+    "int8": Threshold(kl=0.01, max_error=0.15, cosine=0.9),
+    "int4": Threshold(kl=0.01, max_error=0.15, cosine=0.9),
 }
 QUALITY = {
     "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),

