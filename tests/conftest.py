@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import tokenizers
 from hypothesis import settings
 
-from edgewright.build.pipeline import DIALECTS
+from edgewright.build.pipeline import DIALECTS, deploy
 from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.contract import StageContract, TensorContract
@@ -174,3 +176,63 @@ def run_graph(build: Build, feeds: Mapping[str, np.ndarray], outputs: int = 1, d
     got = session.run(None, dict(feeds))
     assert len(got) == outputs
     return got[0] if outputs == 1 else tuple(got)
+
+
+#: A byte-level tokenizer of the 95 printable ASCII characters and two special tokens: the vocabulary of golden qwen3.
+BOS, EOS = 95, 96
+CHAT_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+)
+
+
+def tokenizer_json() -> str:
+    """Return `tokenizer.json` of that tokenizer."""
+    vocab = {"\u0120" if code == 32 else chr(code): code - 32 for code in range(32, 127)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab | {"<bos>": BOS, "<eos>": EOS}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<eos>"])
+    return str(tokenizer.to_str())
+
+
+def write_source(folder: Path, case: str = "qwen3") -> Path:
+    """Make a complete Hugging Face folder of a golden of 97 tokens: tokenizer, template, generation config."""
+    shutil.copytree(TEXT_GOLDENS / case, folder)
+    for name in ("expected.npz", "case.json", "config.v4.json"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, BOS]}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete checkpoint folder; not to be changed."""
+    return write_source(tmp_path_factory.mktemp("source") / "tiny-qwen3")
+
+
+MakeBundle = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def shared_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeBundle:
+    """A function (recipe) -> an unverified bundle of `source`, made once for all tests and not to be changed."""
+    folder = tmp_path_factory.mktemp("bundles")
+
+    @functools.cache
+    def make(recipe: str = "int4") -> Path:
+        return deploy(source, folder / recipe, recipe=recipe, verify=False).path
+
+    return make
+
+
+@pytest.fixture
+def own_bundle(shared_bundle: MakeBundle, tmp_path: Path) -> MakeBundle:
+    """A function (recipe) -> a copy of the shared bundle, to be damaged."""
+
+    def make(recipe: str = "int4") -> Path:
+        return Path(shutil.copytree(shared_bundle(recipe), tmp_path / f"own-{recipe}"))
+
+    return make

@@ -49,7 +49,10 @@ def os_errors(what: str) -> Iterator[None]:
             raise OutputError(
                 f"{error.filename or what} can't be written ({error.strerror}): choose a folder you may write to."
             ) from None
-        raise OutputError(f"Writing {what} failed: {error.strerror or error}.") from None
+        place = f" at {error.filename}" if error.filename else ""
+        raise OutputError(
+            f"Writing {what} failed{place} ({error.strerror or error}): choose another place, or check the disk."
+        ) from None
 
 
 @contextmanager

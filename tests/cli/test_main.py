@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from edgewright import __version__
 from edgewright.cli import _main, doctor, main
+from edgewright.cli._progress import progress_for
 
 from .conftest import Cli
 from .tiny import the_sentence
@@ -158,14 +161,59 @@ def test_signals_end_the_work_once_and_are_given_back(monkeypatch: pytest.Monkey
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def test_an_import_is_not_interrupted(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "module_that_stops.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+
+    def work(args: object) -> int:
+        import module_that_stops
+
+        seen.append(module_that_stops.whole)
+        time.sleep(20)
+        return 0
+
+    monkeypatch.setattr(doctor, "run", work)
+    start = time.monotonic()
+    result = cli("doctor")
+    assert (result.code, result.err) == (130, "edgewright: interrupted\n")
+    assert seen == [True]
+    assert time.monotonic() - start < 10
+
+
+def test_an_interrupt_that_gets_lost_is_heard_at_the_next_step(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(args: object) -> int:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        with progress_for(quiet=True).step("next"):
+            return 0
+
+    monkeypatch.setattr(doctor, "run", work)
+    assert cli("doctor").code == 130
+
+
+def test_what_becomes_of_an_interrupt_is_an_interrupt(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(args: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("a module failed to import") from None
+        return 0
+
+    monkeypatch.setattr(doctor, "run", work)
+    result = cli("doctor")
+    assert (result.code, result.err) == (130, "edgewright: interrupted\n")
+
+
 def test_a_closed_pipe_is_quiet(plain_bundle: Path) -> None:
-    for words in (["--help"], ["inspect", str(plain_bundle)]):
+    # argparse itself swallows what happens to its help
+    for words, code in ((["--help"], 0), (["inspect", str(plain_bundle)], 141)):
         reader, writer = os.pipe()
         os.close(reader)
         command = [sys.executable, "-m", "edgewright", *words]
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
         os.close(writer)
-        assert (done.returncode, done.stderr) == (141, "")
+        assert (done.returncode, done.stderr) == (code, "")
 
 
 BLOCKED = """

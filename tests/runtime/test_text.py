@@ -122,7 +122,7 @@ def test_pieces_of_random_ids(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(text=st.text(max_size=30))
 def test_pieces_of_any_text(kind: str, text: str) -> None:
     tokenizer = built(kind)
@@ -131,7 +131,7 @@ def test_pieces_of_any_text(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data(), skip=st.booleans())
 def test_pieces_of_any_ids(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = built(kind)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewright.cli._output import folder_bytes, note, print_json, recipe_line, size, verdict_lines
+from edgewright.cli._output import count, folder_bytes, note, print_json, recipe_line, size, verdict_lines
 from edgewright.cli._parser import positive_int
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def print_plan(args: argparse.Namespace, checkpoint: Checkpoint, goal: str) -> N
     stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
     kind = checkpoint.config.get("model_type", "unknown")
     note(
-        f"plan: {checkpoint.path} ({kind}, {parameters / 1e6:,.1f} M parameters stored in {size(stored)})"
+        f"plan: {checkpoint.path} ({kind}, {count(parameters)} parameters stored in {size(stored)})"
         f" -> recipe {args.recipe} -> {goal} -> {args.output}"
     )
 
@@ -57,12 +57,12 @@ def report_built(args: argparse.Namespace, path: Path, manifest: Manifest, *, re
     if args.json:
         print_json(built_json(path, manifest, reused=reused))
         return
-    count, total = len(manifest.files) + 1, folder_bytes(path)
+    total = folder_bytes(path)
     made = "unchanged, nothing to do" if reused else "written"
     sys.stdout.write(
         "\n".join(
             [
-                f"{path}: {made}, {size(total)} in {count} files",
+                f"{path}: {made}, {size(total)} in {len(manifest.files) + 1} files",
                 f"weights   {recipe_line(manifest.recipe)}",
                 f"target    {manifest.target or 'none (exported, not compiled)'}",
                 *verdict_lines(manifest.verdict),

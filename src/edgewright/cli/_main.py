@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 from edgewright._version import __version__
 from edgewright.cli._parser import Parser, did_you_mean
+from edgewright.cli._signals import stop_signals
 from edgewright.errors import EdgewrightError, HostError, MissingExtraError, UsageError
 
 #: The verbs, in the order of their use; each is a module of this package.
@@ -38,8 +35,6 @@ exit codes:
 #: Import names of packages that only an extra installs.
 _HOST_PACKAGES = frozenset({"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google"})
 _DEVICE_PACKAGES = frozenset({"numpy", "onnxruntime", "tokenizers", "jinja2"})
-#: A second Ctrl-C within this time is the same wish, and must not cut the clean-up short.
-_SAME_PRESS_S = 1.0
 
 
 class Verb(Protocol):
@@ -59,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow terminal must not stop a text
-    with _stop_signals():
+    with stop_signals() as stop:
         try:
             try:
                 code = _dispatch(arguments)
@@ -72,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return _fail("interrupted", EXIT_INTERRUPTED, debug)
         except Exception as error:
+            if stop.requested:  # what an interrupt became on its way through a library
+                return _fail("interrupted", EXIT_INTERRUPTED, debug)
             known = _named(error)
             if known is None:
                 kind = f"{type(error).__name__}: {error}".strip(": ")
@@ -162,28 +159,3 @@ def _drop_stdout() -> None:
         os.close(descriptor)
     except (OSError, ValueError):
         pass
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Make SIGTERM end the work as Ctrl-C does, once per press."""
-    last = -_SAME_PRESS_S
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _SAME_PRESS_S:
-            last = now
-            raise KeyboardInterrupt
-
-    before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, stop)
-    except ValueError:
-        pass  # not the main thread: signals are the caller's business
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

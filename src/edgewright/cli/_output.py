@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+#: Levels of verification in the order they are run; a manifest stores them by name.
+_LEVELS = ("weights", "engine", "quality")
+
 
 def note(text: str, *, quiet: bool = False) -> None:
     """Tell the user something that is not the result."""
@@ -43,13 +46,22 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([spelled(head), *map(spelled, cells)])
 
 
-def size(count: float) -> str:
+def size(number: float) -> str:
     """Return bytes as people read them, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+        if abs(number) < 999.5:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def count(number: float) -> str:
+    """Return a number of things as people read it: 135 M, 38.9 k."""
+    for unit in ("", " k", " M"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g} B"
 
 
 def folder_bytes(folder: Path) -> int:
@@ -61,8 +73,9 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
     """Return a verdict: its status, then a line per level."""
     lines = [f"verdict   {verdict['status']}"]
     levels: Mapping[str, Mapping[str, Any]] = verdict.get("levels", {})
-    lines += [f"  {name}: {level['status']}, {level['summary']}" for name, level in levels.items()]
-    return lines
+    known = {name: place for place, name in enumerate(_LEVELS)}
+    order = sorted(levels, key=lambda name: (known.get(name, len(known)), name))
+    return lines + [f"  {name}: {levels[name]['status']}, {levels[name]['summary']}" for name in order]
 
 
 def recipe_line(recipe: Mapping[str, Any]) -> str:

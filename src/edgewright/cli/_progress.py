@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from edgewright.progress import SILENT, Advance, Progress
+from edgewright.cli._signals import check_stop
+from edgewright.progress import Advance, Progress
 
 
 def progress_for(*, quiet: bool) -> Progress:
     """Return what fits stderr; a terminal without tqdm gets plain lines."""
     if quiet:
-        return SILENT
+        return QuietProgress()
     if sys.stderr.isatty():
         try:
             import tqdm
@@ -24,14 +25,25 @@ def progress_for(*, quiet: bool) -> Progress:
     return PlainProgress()
 
 
+class QuietProgress(Progress):
+    """Says nothing; like the others it hears of a stop."""
+
+    @contextmanager
+    def step(self, title: str, total: int = 0) -> Iterator[Advance]:
+        """Run a step."""
+        check_stop()
+        yield lambda amount: check_stop()
+
+
 class PlainProgress(Progress):
     """One line for every step that ended well."""
 
     @contextmanager
     def step(self, title: str, total: int = 0) -> Iterator[Advance]:
         """Run a step and say how long it took."""
+        check_stop()
         start = time.perf_counter()
-        yield lambda amount: None
+        yield lambda amount: check_stop()
         print(f"{title} ... {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
 
@@ -44,6 +56,7 @@ class BarProgress(Progress):
     @contextmanager
     def step(self, title: str, total: int = 0) -> Iterator[Advance]:
         """Run a step under a bar."""
+        check_stop()
         known = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {elapsed_s:.1f} s"
         bar = self._bar(
             total=total or None,
@@ -53,5 +66,10 @@ class BarProgress(Progress):
             file=sys.stderr,
             bar_format=known if total else "{desc} ... {elapsed_s:.1f} s",
         )
+
+        def advance(amount: int) -> None:
+            check_stop()
+            bar.update(amount)
+
         with bar:
-            yield bar.update
+            yield advance

@@ -18,22 +18,22 @@ from jinja2.tests import TESTS as JINJA_TESTS
 
 from edgewright.runtime.template.formats import check_percent
 from edgewright.runtime.template.limits import Size, current, is_scalar
-from edgewright.runtime.template.methods import check_replace, check_strip, join
+from edgewright.runtime.template.methods import check_replace, check_strip, join, names
 
 _CALL_BYTES = 128
 
 # Of Jinja's filters these are left out, because no chat template uses them and each would need a limit of its own:
 # filesizeformat, pprint, striptags, urlencode, urlize, wordcount, wordwrap, xmlattr.
-_SEQUENCE_FILTERS = frozenset(
-    "batch groupby join list map max min reject rejectattr select selectattr slice sort sum unique".split()
+_SEQUENCE_FILTERS = names(
+    "batch groupby join list map max min reject rejectattr select selectattr slice sort sum unique"
 )
-_OTHER_FILTERS = frozenset(
+_OTHER_FILTERS = names(
     "abs attr capitalize center count d default dictsort e escape first float forceescape format indent int items last "
-    "length lower random replace reverse round safe string title tojson trim truncate upper".split()
+    "length lower random replace reverse round safe string title tojson trim truncate upper"
 )
-_UNWALKED_FILTERS = frozenset(
+_UNWALKED_FILTERS = names(
     "attr batch count d default first items last length list map random reject rejectattr reverse select selectattr "
-    "slice sum".split()
+    "slice sum"
 )
 
 
@@ -199,5 +199,5 @@ _CHECKS: dict[str, Callable[[_Call], None]] = {
     "tojson": _check_tojson,
 }
 
-FILTERS = {name: _guarded_filter(name) for name in _SEQUENCE_FILTERS | _OTHER_FILTERS}
-TESTS = {name: _guarded_test(name) for name in JINJA_TESTS}
+FILTERS: dict[str, Any] = {name: _guarded_filter(name) for name in _SEQUENCE_FILTERS | _OTHER_FILTERS}
+TESTS: dict[str, Any] = {name: _guarded_test(name) for name in JINJA_TESTS}

@@ -22,13 +22,15 @@ _PERCENT = re.compile(r"%(?:\([^()]{0,200}\))?[#0\- +]*(\*|[0-9]*)(?:\.(\*|[0-9]
 
 def check_percent(form: str, values: Any) -> None:
     """Looks at `form % values` before it is done."""
-    specifiers = _PERCENT.findall(form)
-    for width, precision, kind in specifiers:
+    specifiers = 0
+    for match in _PERCENT.finditer(form):
+        specifiers += 1
+        width, precision, kind = match.groups("")
         if kind == "(":
             raise SecurityError("a key with parentheses or more than 200 characters isn't allowed in a format")
         _check_number(width)
         _check_number(precision)
-    current().fits(len(form) + len(specifiers) * (MAX_FORMAT_NUMBER + current().walk(values).chars))
+    current().fits(len(form) + specifiers * (MAX_FORMAT_NUMBER + current().walk(values).chars))
 
 
 def checked_format(environment: Environment, method: Any) -> Callable[..., str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -49,7 +48,7 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-GLOBALS: dict[str, Callable[..., Any]] = {
+GLOBALS: dict[str, Any] = {
     "range": safe_range,
     "dict": _dict,
     "namespace": _namespace,

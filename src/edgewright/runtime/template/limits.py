@@ -20,7 +20,7 @@ _MAX_NESTING = 100  # of calls, and of values inside values
 _BYTES_PER_OUTPUT_CHAR = 64  # the allowance of memory, as a multiple of the longest output
 
 _MAPPINGS = (dict, MappingProxyType)
-_CONTAINERS = (list, tuple, set, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type[Iterable[Any]], ...] = (list, tuple, set, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Size(NamedTuple):

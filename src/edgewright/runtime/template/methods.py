@@ -13,18 +13,24 @@ from edgewright.runtime.template.limits import current
 _MAX_STRIP_CHARS = 1000
 _MAX_SEARCH_WORK = 200_000_000  # haystack times needle, for CPython's quadratic searches from the right
 
+
+def names(text: str) -> frozenset[str]:
+    """The words of `text`."""
+    return frozenset(text.split())
+
+
 _METHODS = {
-    str: frozenset(
+    str: names(
         "capitalize casefold center count endswith expandtabs find index isalnum isalpha isascii isdecimal isdigit "
         "isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition "
         "removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith "
-        "strip swapcase title upper zfill".split()
+        "strip swapcase title upper zfill"
     ),
-    dict: frozenset(("get", "items", "keys", "values", "copy")),
-    list: frozenset(("index", "count", "copy")),
-    tuple: frozenset(("index", "count")),
-    int: frozenset(("is_integer", "bit_length")),
-    float: frozenset(("is_integer",)),
+    dict: names("get items keys values copy"),
+    list: names("index count copy"),
+    tuple: names("index count"),
+    int: names("is_integer bit_length"),
+    float: names("is_integer"),
 }
 
 

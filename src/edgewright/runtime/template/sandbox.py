@@ -10,15 +10,11 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edgewright.runtime.template.compiler import (
-    CheckedCodeGenerator,
-    GenerationBlock,
-    Instrumentation,
-    refuse_foreign_parts,
-)
+from edgewright.runtime.template.compiler import CheckedCodeGenerator, GenerationBlock, Instrumentation
 from edgewright.runtime.template.filters import FILTERS, TESTS
 from edgewright.runtime.template.formats import check_percent, checked_format
 from edgewright.runtime.template.globals import GLOBALS
@@ -26,6 +22,7 @@ from edgewright.runtime.template.limits import current, is_scalar
 from edgewright.runtime.template.methods import call_method
 
 _CALL_BYTES = 128
+_MAX_ARGUMENTS = 1000  # Jinja copies them about a dozen times on the way
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -72,7 +69,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        refuse_foreign_parts(tree)
         Instrumentation().visit(tree)
         tree.set_environment(self)
         return tree
@@ -149,7 +145,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         limits = current()
-        limits.tick(_CALL_BYTES + 8 * len(args) + 100 * len(kwargs))
+        limits.tick(_CALL_BYTES + 8 * len(args) + 64 * len(kwargs))
+        if len(args) + len(kwargs) > _MAX_ARGUMENTS:
+            raise SecurityError(f"a call with more than {_MAX_ARGUMENTS} arguments isn't allowed")
         owner = getattr(obj, "__self__", None)
         builtin = isinstance(obj, type | types.BuiltinFunctionType | types.MethodWrapperType)
         if builtin or isinstance(owner, str | type):
