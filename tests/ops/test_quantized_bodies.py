@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgewright.ops import OPS
-
 from conftest import run_graph
+from edgewright.ops import OPS
 
 Arrays = dict[str, np.ndarray]
 few = settings(max_examples=20)

@@ -49,7 +49,7 @@ def test_equal_logits() -> None:
     # A constant on top of all logits changes the error and not the distribution.
     shifted = distance(logits + 3, logits)
     assert abs(shifted.kl) < 1e-9
-    assert shifted.max_error > 1
+    assert shifted.max_error > 0.5
 
 
 def test_kl_is_of_the_reference_against_the_candidate_and_survives_large_logits() -> None:

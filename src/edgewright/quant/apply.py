@@ -9,8 +9,8 @@ import onnx_ir as ir
 from edgewright.graph import Stage, Weight
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.weights import FloatProducer, Producer
-from edgewright.quant.formats import Format, IntFormat
-from edgewright.quant.producers import ExactProducer, RoundingProducer, held_exactly
+from edgewright.quant.formats import Format, IntFormat, StoredFormat
+from edgewright.quant.producers import ExactProducer, RoundingProducer, held_exactly, stored_format
 from edgewright.quant.recipe import Recipe
 
 
@@ -36,12 +36,13 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
     applied = []
     shared: dict[tuple[str, Format], tuple[ir.Value, ...]] = {}
     for node, (module, kind) in zip(nodes, modules, strict=True):
-        fmt = formats[module]
         table = node.inputs[1]
         assert table is not None
         assert table.name is not None
         weight = stage.weights[table.name]
         tensor = weight.stored()
+        wanted = formats[module]
+        fmt = stored_format(tensor) if isinstance(wanted, StoredFormat) else wanted
         exact = isinstance(fmt, IntFormat) and held_exactly(tensor, fmt) is not None
         stored = tensor.dtype if tensor is not None else "transformed"
         applied.append(Applied(module, kind, fmt, exact or stored == fmt.label, stored))

@@ -57,7 +57,15 @@ class IntFormat:
         return rows, -(-self.blocks(width) * self.bits // 8)
 
 
+@dataclass(frozen=True)
+class StoredFormat:
+    """A weight kept as the checkpoint stores it; resolved to one of the other formats per tensor."""
+
+    label: str = "stored"
+
+
 Format = FloatFormat | IntFormat
+Wanted = Format | StoredFormat
 
 
 def to_blocks(values: Array, group: int) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgewright.errors import CheckpointError
 from edgewright.graph.weights import Producer, Rows, TensorSpec, Weight
-from edgewright.quant.formats import IntFormat, pack, quantize
+from edgewright.quant.formats import FloatFormat, Format, IntFormat, pack, quantize
 
 
 def specs_of(name: str, shape: tuple[int, ...], fmt: IntFormat, *, zero_points: bool) -> tuple[TensorSpec, ...]:
@@ -75,6 +75,14 @@ def held_exactly(tensor: Rows | None, fmt: IntFormat) -> _Blocks | None:
         return None
     exact = stored.group == fmt.group and stored.bits <= fmt.bits and tensor.shape[1] % fmt.group == 0
     return cast(_Blocks, tensor) if exact else None
+
+
+def stored_format(tensor: Rows | None) -> Format:
+    """Return the format that holds a tensor as it is stored: integer codes for GGUF blocks, else a float."""
+    stored = getattr(tensor, "format", None)
+    if tensor is not None and stored is not None and len(tensor.shape) == 2:
+        return IntFormat(4 if stored.bits <= 4 else 8, stored.group, zero_point=False)
+    return FloatFormat("float16" if tensor is not None and tensor.dtype == "float16" else "float32")
 
 
 class ExactProducer(Producer):

@@ -10,8 +10,9 @@ rules:                               # optional, in order, over module names
     format: int8
 ```
 
-`format` is float32, float16, int8 or int4; int formats take `group` (32, 64 or 128; default 32) and
-`zero_point` (default false).
+`format` is float32, float16, int8, int4 or stored; int formats take `group` (32, 64 or 128; default 32) and
+`zero_point` (default false). `stored` keeps what the checkpoint has: GGUF blocks as integer codes, bit-exactly, and
+floats as float32 or float16.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from typing import Any
 import yaml
 
 from edgewright.errors import RecipeError
-from edgewright.quant.formats import FloatFormat, Format, IntFormat
+from edgewright.quant.formats import FloatFormat, IntFormat, StoredFormat, Wanted
 
-FORMATS = ("float32", "float16", "int8", "int4")
+FORMATS = ("float32", "float16", "int8", "int4", "stored")
 GROUPS = (32, 64, 128)
 _SECTIONS = ("body", "lm_head", "embedding")
 
@@ -39,7 +40,7 @@ class Rule:
     """A name pattern and the format of what it matches; `where` is file and line for messages."""
 
     pattern: str
-    format: Format
+    format: Wanted
     where: str
 
 
@@ -48,12 +49,12 @@ class Recipe:
     """A parsed recipe; immutable."""
 
     name: str
-    body: Format
-    lm_head: Format
-    embedding: Format
+    body: Wanted
+    lm_head: Wanted
+    embedding: Wanted
     rules: tuple[Rule, ...] = ()
 
-    def resolve(self, modules: Sequence[tuple[str, str]]) -> dict[str, Format]:
+    def resolve(self, modules: Sequence[tuple[str, str]]) -> dict[str, Wanted]:
         """Return the format of every module, given (name, kind) with kind `body`, `lm_head` or `embedding`.
 
         Raises RecipeError when a rule matches nothing.
@@ -150,16 +151,16 @@ def _mapping(node: Any, source: str, allowed: tuple[str, ...]) -> dict[str, Any]
     return result
 
 
-def _format(node: Any, source: str, extra: tuple[str, ...]) -> Format:
+def _format(node: Any, source: str, extra: tuple[str, ...]) -> Wanted:
     keys = _mapping(node, source, (*extra, "format", "group", "zero_point"))
     where = _at(node, source)
     kind = _value(keys["format"]) if "format" in keys else None
     if kind not in FORMATS:
         raise RecipeError(f"{where}: the format {kind!r} is unknown; known are {', '.join(FORMATS)}.")
-    if kind in ("float32", "float16"):
+    if kind in ("float32", "float16", "stored"):
         if surplus := {"group", "zero_point"} & keys.keys():
             raise RecipeError(f"{where}: {' and '.join(sorted(surplus))} have no meaning for {kind}.")
-        return FloatFormat(kind)
+        return StoredFormat() if kind == "stored" else FloatFormat(kind)
     group = _value(keys["group"]) if "group" in keys else 32
     if group not in GROUPS or isinstance(group, bool):
         raise RecipeError(f"{where}: the group {group!r} is not one of {', '.join(map(str, GROUPS))}.")

@@ -1,0 +1,171 @@
+"""Arrows point one way: which part of the package may import which, and what no part may use."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgewright
+
+SOURCE = Path(edgewright.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+#: Modules everything may use; they use each other only.
+BASE = frozenset({"errors", "contract", "files", "progress", "_version"})
+#: What each part may import besides itself and BASE. A part that is not listed is an error: add it, with thought.
+ALLOWED: dict[str, frozenset[str]] = {
+    **dict.fromkeys(BASE, frozenset()),
+    "__init__": frozenset({"runtime"}),
+    "__main__": frozenset({"cli"}),
+    "bundle": frozenset(),
+    "runtime": frozenset({"bundle"}),
+    "bench": frozenset({"bundle", "runtime"}),
+    "checkpoint": frozenset(),
+    "graph": frozenset(),
+    "ops": frozenset({"graph"}),
+    "nn": frozenset({"graph", "ops"}),
+    "models": frozenset({"checkpoint", "graph", "nn", "ops"}),
+    "quant": frozenset({"graph", "ops"}),
+    "dialects": frozenset({"graph", "ops", "quant"}),
+    "targets": frozenset({"bundle", "dialects", "graph"}),
+    "build": frozenset(
+        {"bundle", "checkpoint", "dialects", "graph", "models", "nn", "ops", "quant", "runtime", "targets"}
+    ),
+    "verify": frozenset(
+        {"bundle", "checkpoint", "dialects", "graph", "models", "nn", "ops", "quant", "runtime", "targets"}
+    ),
+    "cli": frozenset(
+        {"bench", "build", "bundle", "checkpoint", "dialects", "graph", "models", "nn", "ops", "quant", "runtime",
+         "targets", "verify"}
+    ),
+}  # fmt: skip
+#: Imports that are allowed inside a function only: a build ends with a verification, and the verifier knows no build.
+LAZY = {"build": frozenset({"verify"})}
+
+#: The parts that run on the device, and all that they may import from outside.
+DEVICE = BASE | {"bundle", "runtime", "bench", "__init__"}
+DEVICE_PACKAGES = frozenset({"numpy", "onnxruntime", "tokenizers", "jinja2"})
+#: What the host side may import besides (the extra `host`; `google` is protobuf, which comes with onnx).
+HOST_PACKAGES = DEVICE_PACKAGES | {"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google"}
+
+
+def part_of(path: Path) -> str:
+    """The top-level part a module belongs to."""
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (dotted name, whether it is inside a function) of everything a module imports but for type checkers."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = ["edgewright", *path.relative_to(SOURCE).parts[:-1]]
+
+    def walk(node: ast.AST, lazy: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, lazy) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = ".".join([*package[: len(package) - child.level + 1], child.module or ""]) if child.level else ""
+                module = (base or child.module or "").rstrip(".")
+                yield from ((f"{module}.{alias.name}", lazy) for alias in child.names)
+            else:
+                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from walk(child, lazy or inside)
+
+    yield from walk(tree, False)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def test_every_part_is_in_the_table() -> None:
+    parts = {part_of(path) for path in MODULES}
+    assert parts <= ALLOWED.keys(), f"not in the table: {parts - ALLOWED.keys()}"
+    assert {"graph", "models", "runtime", "verify"} <= parts
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_imports_follow_the_arrows(path: Path) -> None:
+    part = part_of(path)
+    wrong = []
+    for name, lazy in imports(path):
+        pieces = name.split(".")
+        if pieces[0] != "edgewright" or len(pieces) < 2:
+            continue
+        target = pieces[1]
+        if target == "__version__" or target in BASE or target == part:
+            continue
+        if target == "LLM":
+            target = "runtime"
+        allowed = ALLOWED[part] | (LAZY.get(part, frozenset()) if lazy else frozenset())
+        if target not in allowed:
+            wrong.append(name)
+    assert not wrong, f"{named(path)} ({part}) may not import {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_packages_from_outside(path: Path) -> None:
+    allowed = DEVICE_PACKAGES if part_of(path) in DEVICE else HOST_PACKAGES
+    outside = {name.split(".")[0] for name, _ in imports(path)} - sys.stdlib_module_names - {"edgewright"}
+    assert outside <= allowed, f"{named(path)} imports {', '.join(sorted(outside - allowed))}"
+
+
+FORBIDDEN_MODULES = frozenset({"pickle", "cPickle", "dill", "shelve", "marshal", "torch", "transformers"})
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_nothing_dangerous(path: Path) -> None:
+    """No pickle, no code from text, no shell, no remote code, no pickled arrays."""
+    found = [name for name, _ in imports(path) if name.split(".")[0] in FORBIDDEN_MODULES]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name) and function.id in ("eval", "exec", "__import__"):
+                found.append(f"{function.id}() in line {node.lineno}")
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                called = f"{function.value.id}.{function.attr}"
+                if called in ("os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+                    found.append(f"{called}() in line {node.lineno}")
+            for keyword in node.keywords:
+                on = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+                if keyword.arg in ("shell", "allow_pickle") and on:
+                    found.append(f"{keyword.arg}=True in line {node.lineno}")
+                if keyword.arg == "trust_remote_code":
+                    found.append(f"trust_remote_code in line {node.lineno}")
+        if isinstance(node, ast.Constant) and node.value == "trust_remote_code":
+            found.append(f"trust_remote_code in line {node.lineno}")
+    assert not found, f"{named(path)}: {', '.join(found)}"
+
+
+def loaded_after(code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    return set(output.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "yaml", "tokenizers", "jinja2", "ml_dtypes", "tqdm"}
+    assert not loaded_after("import edgewright; edgewright.__version__") & heavy
+
+
+def test_the_device_side_loads_nothing_of_the_host_side() -> None:
+    loaded = loaded_after(
+        "from edgewright import LLM; assert not {m for m in sys.modules if m.startswith('edgewright.quant')}"
+    )
+    assert "onnxruntime" in loaded
+    assert not loaded & {"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "torch"}
+
+
+def test_the_public_names() -> None:
+    assert sorted(edgewright.__all__) == ["LLM", "__version__"]
+    assert edgewright.LLM.__module__ == "edgewright.runtime.llm"
+    with pytest.raises(AttributeError, match="has no attribute 'VLM'"):
+        _ = edgewright.VLM
