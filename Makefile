@@ -13,7 +13,7 @@ GEMMA3 := models/gemma-3-270m-q4_k_m.gguf
 
 demo: .venv/host $(SMOLLM2)
 	$(BIN)/edgewright deploy $(SMOLLM2) -o demo/smollm2-int4
-	$(BIN)/edgewright run demo/smollm2-int4 --prompt "What is the capital of France?" --max-tokens 60
+	$(BIN)/edgewright run demo/smollm2-int4 --system "Answer in one short sentence." --prompt "What is the capital of France?"
 
 demo-gemma: .venv/host $(GEMMA3)
 	$(BIN)/edgewright deploy $(GEMMA3) -o demo/gemma3-int4

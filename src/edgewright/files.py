@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -98,10 +98,13 @@ def _flush(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder's files into `target`, as hard links where the disk allows it."""
+def copy_tree(source: Path, target: Path, *, leave_out: Container[str] = ()) -> None:
+    """Copy a folder's files into `target`, as hard links where the disk allows it: replace them, don't rewrite them."""
     for path in sorted(source.rglob("*")):
-        place = target / path.relative_to(source)
+        name = path.relative_to(source)
+        if name.as_posix() in leave_out:
+            continue
+        place = target / name
         if path.is_dir():
             place.mkdir(parents=True, exist_ok=True)
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from edgewright._version import __version__
 from edgewright.build.card import model_card
 from edgewright.build.key import build_key, source_record, up_to_date
-from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
+from edgewright.bundle import MANIFEST, Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.dialects import onnxruntime as onnxruntime_dialect
@@ -32,6 +32,7 @@ from edgewright.targets.cpu import settings_for
 DIALECTS = {"portable": portable_dialect.lower, "onnxruntime": onnxruntime_dialect.lower}
 STAGE_FOLDER = "stages/llm"
 VERIFY_REPORT = "reports/verify.json"
+CARD = "README.md"
 NOT_CHECKED: dict[str, Any] = {"status": "not checked"}
 
 
@@ -131,20 +132,25 @@ def compile_bundle(
     entry = manifest.stages["llm"]
     if entry.dialect != "onnxruntime":
         raise BundleError(
-            f"The graph is in the {entry.dialect} dialect and {target} needs another: export with --dialect onnxruntime."
+            f"The graph is in the {entry.dialect} dialect, which {target} can't run: export with --dialect onnxruntime."
         )
     half = entry.settings["optimization"] != "disabled"
+    stale = {MANIFEST, CARD, VERIFY_REPORT, *(name for name in manifest.files if "/engine." in name)}
     with new_folder(Path(output), replace=force) as work:
-        copy_tree(root, work)
-        for stale in ("manifest.json", "README.md", VERIFY_REPORT, *([entry.engine] if entry.engine else [])):
-            (work / stale).unlink(missing_ok=True)
+        copy_tree(root, work, leave_out=stale)
         with progress.step(f"compile for {target}"):
             stage_folder = inside(work, str(Path(entry.graph).parent))
             compiled = TARGETS[target](stage_folder, STAGE_FOLDER, entry.contract, half_weights=half)
         sealed = _seal(
             work,
             replace(
-                manifest, stages={"llm": compiled}, target=target, verdict=NOT_CHECKED, key="", versions=_versions()
+                manifest,
+                stages={"llm": compiled},
+                target=target,
+                verdict=NOT_CHECKED,
+                key="",
+                files={},
+                versions=_versions(),
             ),
         )
     return Built(Path(output), sealed)
@@ -233,9 +239,13 @@ def _versions() -> dict[str, str]:
 
 
 def _seal(work: Path, manifest: Manifest) -> Manifest:
-    """Write model card and manifest over everything that stands in `work`; returns the manifest with its digests."""
-    (work / "README.md").write_text(model_card(manifest), encoding="utf-8")
-    sealed = replace(manifest, files=file_entries(work))
+    """Write model card and manifest over everything that stands in `work`; returns the manifest with its digests.
+
+    Digests the manifest has already are kept, but for the card's and the report's.
+    """
+    known = {name: entry for name, entry in manifest.files.items() if name not in (CARD, VERIFY_REPORT)}
+    (work / CARD).write_text(model_card(manifest), encoding="utf-8")
+    sealed = replace(manifest, files=file_entries(work, known))
     write_manifest(work, sealed)
     return sealed
 
@@ -247,13 +257,18 @@ def _verify(work: Path, checkpoint: Checkpoint, recipe: Recipe, manifest: Manife
     report = verify_bundle(work, checkpoint, progress=progress)
     if not report.passed:
         raise VerificationError(f"The build failed verification and was not kept: {report.reason()}")
-    return record_verdict(work, manifest, report.to_json())
+    return _write_verdict(work, manifest, report.to_json())
 
 
 def record_verdict(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> Manifest:
-    """Write a verification report and the manifest's verdict into a bundle."""
-    path = folder / VERIFY_REPORT
+    """Put a verification report and its verdict into a bundle; the bundle is replaced in one step."""
+    with new_folder(folder, replace=True) as work:
+        copy_tree(folder, work, leave_out={MANIFEST, CARD, VERIFY_REPORT})
+        return _write_verdict(work, manifest, report)
+
+
+def _write_verdict(work: Path, manifest: Manifest, report: Mapping[str, Any]) -> Manifest:
+    path = work / VERIFY_REPORT
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(canonical_json(report))
-    verdict = {k: report[k] for k in ("status", "levels")}
-    return _seal(folder, replace(manifest, verdict=verdict))
+    return _seal(work, replace(manifest, verdict={k: report[k] for k in ("status", "levels")}))

@@ -15,7 +15,33 @@ from edgewright.errors import TargetMismatchError
 
 #: CPU flags that change which kernels ONNX Runtime runs.
 _FEATURES = frozenset(
-    ["sse4_1", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"]
+    [
+        "sse4_1",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx_vnni",
+        "avx_vnni_int8",
+        "avx512f",
+        "avx512bw",
+        "avx512dq",
+        "avx512vl",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+        "amx_tile",
+        "amx_int8",
+        "amx_bf16",
+        "asimd",
+        "asimdhp",
+        "asimddp",
+        "i8mm",
+        "bf16",
+        "sve",
+        "sve2",
+        "sme",
+    ]
 )
 
 
@@ -51,7 +77,7 @@ class Machine:
             )
         if _minor(self.onnxruntime) != _minor(here.onnxruntime):
             raise TargetMismatchError(
-                f"The bundle was compiled with ONNX Runtime {self.onnxruntime}, not the installed {here.onnxruntime}: {advice}."
+                f"The bundle was compiled with ONNX Runtime {self.onnxruntime}, not {here.onnxruntime}: {advice}."
             )
 
 

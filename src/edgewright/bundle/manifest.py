@@ -95,15 +95,22 @@ class Manifest:
         }
 
 
-def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and digest of every file below `folder` except the manifest."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p != folder / MANIFEST]
+def file_entries(folder: Path, known: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Mapping[str, Any]]:
+    """Return size and digest of every file below `folder` except the manifest; entries in `known` are taken over."""
+    known = known or {}
+    entries: dict[str, Mapping[str, Any]] = {}
+    paths = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name in known:
+            entries[name] = known[name]
+        elif path.is_file() and name != MANIFEST:
+            paths.append(path)
     with ThreadPoolExecutor(2) as pool:
         digests = list(pool.map(sha256_of, paths))
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
-    }
+    for path, digest in zip(paths, digests, strict=True):
+        entries[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
+    return entries
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -134,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"The bundle has manifest schema {schema} and this version reads up to {SCHEMA}: update edgewright."
         )
     digest = body.pop("sha256", None)
-    if digest != hashlib.sha256(canonical_json(body)).hexdigest() or raw != canonical_json({**body, "sha256": digest}):
+    if digest != hashlib.sha256(canonical_json(body)).hexdigest():
         raise BundleTamperedError(f"{path} was changed after it was written: copy or build the bundle again.")
     try:
         return Manifest(

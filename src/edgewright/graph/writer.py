@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgewright.graph.stage import Stage
-from edgewright.graph.weights import Producer, TensorSpec
+from edgewright.graph.weights import ComputedWeight, Producer, TensorSpec
 
 #: Tensors start at multiples of this many bytes, so that a mapped file gives aligned, page-wise shareable tensors.
 ALIGNMENT = 4096
@@ -116,5 +116,5 @@ def _write_weights(stage: Stage, layout: Layout, file: BinaryIO, progress: Progr
 
 
 def parameter_count(stage: Stage) -> int:
-    """Return the number of elements of the checkpoint's weights in this stage."""
-    return sum(math.prod(weight.shape) for weight in stage.weights.values())
+    """Return the number of elements of the checkpoint's weights in this stage; tables made here don't count."""
+    return sum(math.prod(w.shape) for w in stage.weights.values() if not isinstance(w, ComputedWeight))

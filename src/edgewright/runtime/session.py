@@ -52,7 +52,7 @@ class Session:
     @property
     def capacity(self) -> int:
         """Tokens the cache has room for before it grows."""
-        return int(self._kv[0].shape[2]) if self._kv else self.max_context
+        return min((int(array.shape[2]) for array in self._kv), default=self.max_context)
 
     @property
     def kv_bytes(self) -> int:
@@ -134,7 +134,7 @@ class Session:
             array = array[None]
         if array.ndim != 2 or array.shape[0] != self._batch or array.shape[1] == 0:
             raise GenerationError(
-                f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give at least one id each."
+                f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give one id or more each."
             )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:
@@ -162,13 +162,14 @@ class Session:
             return
         while capacity < length:
             capacity *= 2
+        capacity = min(capacity, self.max_context)
         self._step = None
-        old, filled = self._kv, self._length
-        self._kv = []
-        for index, array in enumerate(self._allocate(min(capacity, self.max_context))):
-            array[:, :, :filled] = old[index][:, :, :filled]
-            old[index] = array[:0]  # each old tensor is freed as soon as it is copied
-            self._kv.append(array)
+        # One tensor after the other: peak memory grows by one tensor, and an interruption leaves a usable cache.
+        for index, array in enumerate(self._kv):
+            if array.shape[2] < capacity:
+                grown = np.zeros((*array.shape[:2], capacity, array.shape[3]), dtype=array.dtype)
+                grown[:, :, : self._length] = array[:, :, : self._length]
+                self._kv[index] = grown
 
     def _run(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Run once over `tokens` `[batch, n]`; returns logits `[batch, positions, vocab]` in fresh memory."""

@@ -77,7 +77,7 @@ def distance(candidate: Logits, reference: Logits) -> Distance:
 
 
 def _compare(candidate: Logits, reference: Logits) -> Rows:
-    finite: Array = np.isfinite(candidate).all(axis=1)
+    finite: Array = np.asarray(np.isfinite(candidate).all(axis=1))
     c = np.where(finite[:, None], candidate, 0).astype(np.float64)
     r = reference.astype(np.float64)
     norms = np.linalg.norm(c, axis=1) * np.linalg.norm(r, axis=1)
