@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,9 +61,13 @@ def part_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield (dotted name, whether it is inside a function) of everything a module imports but for type checkers."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     package = ["edgewright", *path.relative_to(SOURCE).parts[:-1]]
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[tuple[str, bool]]:
@@ -79,7 +84,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
                 yield from walk(child, lazy or inside)
 
-    yield from walk(tree, False)
+    yield from walk(parsed(path), False)
 
 
 def named(path: Path) -> str:
@@ -125,7 +130,7 @@ FORBIDDEN_MODULES = frozenset({"pickle", "cPickle", "dill", "shelve", "marshal",
 def test_nothing_dangerous(path: Path) -> None:
     """No pickle, no code from text, no shell, no remote code, no pickled arrays."""
     found = [name for name, _ in imports(path) if name.split(".")[0] in FORBIDDEN_MODULES]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             function = node.func
             if isinstance(function, ast.Name) and function.id in ("eval", "exec", "__import__"):

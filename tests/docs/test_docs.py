@@ -50,6 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
+@pytest.fixture(scope="session")
+def done() -> dict[str, Path]:
+    """The commands that were run, and the page that had them first."""
+    return {}
+
+
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """The virtual environment first on the path, no network, no terminal, the shared folder as working directory."""
@@ -62,24 +68,28 @@ def environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.mark.real
 @each_page
-def test_every_block_runs(page: Path, environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(
+    page: Path, environment: None, monkeypatch: pytest.MonkeyPatch, done: dict[str, Path]
+) -> None:
     module = ModuleType("documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks(page):
         if block.language == "sh":
-            run_shell(page, block)
+            run_shell(page, block, done)
         elif block.language == "python":
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
             exec(code, vars(module))
 
 
-def run_shell(page: Path, block: Block) -> None:
-    """Run a block's commands; what sets things up is only looked up."""
+def run_shell(page: Path, block: Block, done: dict[str, Path]) -> None:
+    """Run a block's commands; what sets things up is only looked up, what another page ran is not run again."""
     for command in commands(block):
+        if done.setdefault(command.text, page) != page:
+            continue
         if setup := _SETUP.fullmatch(command.text):
             check_setup(setup[1], setup[2])
             continue
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command.text],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -88,8 +98,8 @@ def run_shell(page: Path, block: Block) -> None:
             check=False,
         )
         where = f"{page.name}:{command.line}: {command.text}"
-        assert done.returncode == command.exit_code, f"{where}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        assert "Traceback" not in done.stderr, where
+        assert result.returncode == command.exit_code, f"{where}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
+        assert "Traceback" not in result.stderr, where
 
 
 def check_setup(tool: str, rest: str) -> None:

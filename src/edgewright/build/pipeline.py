@@ -217,7 +217,12 @@ def _module(applied: Applied) -> dict[str, Any]:
     fmt = applied.format
     detail: dict[str, Any] = {"dtype": fmt.dtype} if isinstance(fmt, FloatFormat) else {}
     if isinstance(fmt, IntFormat):
-        detail = {"bits": fmt.bits, "group": fmt.group, "zero_point": fmt.zero_point}
+        detail = {
+            "bits": fmt.bits,
+            "group": fmt.group,
+            "zero_point": fmt.zero_point,
+            "int8_activations": fmt.int8_activations,
+        }
     return {
         "module": applied.module,
         "kind": applied.kind,

@@ -21,8 +21,8 @@ from edgewright.graph.weights import ComputedWeight
 
 MICROSOFT = "com.microsoft"
 
-#: MatMulNBits computes with activations rounded to int8 per block (4); 1 would be float32.
-ACCURACY_LEVEL = 4
+#: MatMulNBits' `accuracy_level`: inputs rounded to int8 per block, or kept in float32.
+_INT8_INPUTS, _FLOAT32_INPUTS = 4, 1
 
 
 def lower(stage: Stage) -> Stage:
@@ -199,7 +199,7 @@ def _quant_linear(stage: Stage, node: ir.Node) -> None:
             "N": a["out_features"],
             "bits": a["bits"],
             "block_size": a["group"],
-            "accuracy_level": ACCURACY_LEVEL,
+            "accuracy_level": _INT8_INPUTS if a["int8_activations"] else _FLOAT32_INPUTS,
         },
         name=name,
     )

@@ -4,6 +4,7 @@ A weight `[out, in]` is stored as codes of `bits` bits, `group` to a block, low 
 `[out, blocks, group * bits / 8]`, with float32 scales `[out, blocks]` and, optionally, zero points packed like the
 codes in uint8 `[out, ceil(blocks * bits / 8)]`; without them the zero point is 2^(bits - 1). Optional float32 offsets
 `[out, blocks]` are added. The last block is padded. value = (code - zero_point) * scale + offset.
+The attribute `int8_activations` allows a kernel to round x to int8 in blocks of `group`; the reference body does not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -46,7 +46,7 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
         exact = isinstance(fmt, IntFormat) and held_exactly(tensor, fmt) is not None
         stored = tensor.dtype if tensor is not None else "transformed"
         applied.append(Applied(module, kind, fmt, exact or stored == fmt.label, stored))
-        key = (weight.name, fmt)
+        key = (weight.name, replace(fmt, int8_activations=True) if isinstance(fmt, IntFormat) else fmt)
         if key not in shared:
             shared[key] = _produce(stage, weight, fmt, module)
         elif isinstance(fmt, IntFormat):
@@ -95,7 +95,13 @@ def _replace(stage: Stage, node: ir.Node, values: tuple[ir.Value, ...], fmt: For
                 EW,
                 f"Quant{node.op_type}",
                 inputs,
-                {"bits": fmt.bits, "group": fmt.group, "in_features": width, "out_features": rows},
+                {
+                    "bits": fmt.bits,
+                    "group": fmt.group,
+                    "in_features": width,
+                    "out_features": rows,
+                    "int8_activations": int(fmt.int8_activations),
+                },
                 name=node.name or "",
             )
         )

@@ -28,16 +28,23 @@ class FloatFormat:
 
 @dataclass(frozen=True)
 class IntFormat:
-    """A weight as `bits`-bit codes in blocks of `group`, with a zero point per block or none."""
+    """A weight as `bits`-bit codes in blocks of `group`, with a zero point per block or none.
+
+    `int8_activations` lets a kernel round its inputs to int8 in blocks of `group`, which is faster and adds noise.
+    """
 
     bits: int
     group: int
     zero_point: bool
+    int8_activations: bool = True
 
     @property
     def label(self) -> str:
         """The format's name as reports spell it."""
-        return f"int{self.bits} group {self.group}{' zero-point' if self.zero_point else ''}"
+        words = [f"int{self.bits} group {self.group}"]
+        words += ["zero-point"] if self.zero_point else []
+        words += [] if self.int8_activations else ["float activations"]
+        return " ".join(words)
 
     @property
     def levels(self) -> int:

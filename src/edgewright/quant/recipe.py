@@ -10,9 +10,9 @@ rules:                               # optional, in order, over module names
     format: int8
 ```
 
-`format` is float32, float16, int8, int4 or stored; int formats take `group` (32, 64 or 128; default 32) and
-`zero_point` (default false). `stored` keeps what the checkpoint has: GGUF blocks as integer codes, bit-exactly, and
-floats as float32 or float16.
+`format` is float32, float16, int8, int4 or stored; int formats take `group` (32, 64 or 128; default 32), `zero_point`
+(default false) and `activations` (int8, the default, or float32: slower, without the noise of rounded inputs).
+`stored` keeps what the checkpoint has: GGUF blocks as integer codes, bit-exactly, and floats as float32 or float16.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from edgewright.quant.formats import FloatFormat, IntFormat, StoredFormat, Wante
 
 FORMATS = ("float32", "float16", "int8", "int4", "stored")
 GROUPS = (32, 64, 128)
+_KEYS = ("format", "group", "zero_point", "activations")
 _SECTIONS = ("body", "lm_head", "embedding")
 
 
@@ -115,7 +116,7 @@ def parse_recipe(text: str, source: str) -> Recipe:
         if not isinstance(node, yaml.SequenceNode):
             raise RecipeError(f"{_at(node, source)}: rules must be a list.")
         for item in node.value:
-            keys = _mapping(item, source, ("pattern", "format", "group", "zero_point"))
+            keys = _mapping(item, source, ("pattern", *_KEYS))
             pattern = _value(keys["pattern"]) if "pattern" in keys else None
             if not isinstance(pattern, str) or not pattern:
                 raise RecipeError(f"{_at(item, source)}: a rule needs a pattern, a text such as 'model.layers.0.*'.")
@@ -152,13 +153,13 @@ def _mapping(node: Any, source: str, allowed: tuple[str, ...]) -> dict[str, Any]
 
 
 def _format(node: Any, source: str, extra: tuple[str, ...]) -> Wanted:
-    keys = _mapping(node, source, (*extra, "format", "group", "zero_point"))
+    keys = _mapping(node, source, (*extra, *_KEYS))
     where = _at(node, source)
     kind = _value(keys["format"]) if "format" in keys else None
     if kind not in FORMATS:
         raise RecipeError(f"{where}: the format {kind!r} is unknown; known are {', '.join(FORMATS)}.")
     if kind in ("float32", "float16", "stored"):
-        if surplus := {"group", "zero_point"} & keys.keys():
+        if surplus := {"group", "zero_point", "activations"} & keys.keys():
             raise RecipeError(f"{where}: {' and '.join(sorted(surplus))} have no meaning for {kind}.")
         return StoredFormat() if kind == "stored" else FloatFormat(kind)
     group = _value(keys["group"]) if "group" in keys else 32
@@ -167,4 +168,7 @@ def _format(node: Any, source: str, extra: tuple[str, ...]) -> Wanted:
     zero_point = _value(keys["zero_point"]) if "zero_point" in keys else False
     if not isinstance(zero_point, bool):
         raise RecipeError(f"{where}: zero_point must be true or false, not {zero_point!r}.")
-    return IntFormat(int(kind.removeprefix("int")), group, zero_point)
+    activations = _value(keys["activations"]) if "activations" in keys else "int8"
+    if activations not in ("int8", "float32"):
+        raise RecipeError(f"{where}: activations must be int8 or float32, not {activations!r}.")
+    return IntFormat(int(kind.removeprefix("int")), group, zero_point, activations == "int8")

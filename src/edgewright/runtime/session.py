@@ -134,7 +134,7 @@ class Session:
             array = array[None]
         if array.ndim != 2 or array.shape[0] != self._batch or array.shape[1] == 0:
             raise GenerationError(
-                f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give one id or more each."
+                f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give ids for each."
             )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:

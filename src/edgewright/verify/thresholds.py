@@ -1,4 +1,4 @@
-"""What a bundle must reach to pass, by the coarsest format it uses.
+"""What a bundle must reach to pass, by what it computes with.
 
 `engine` compares the engine with a float32 reference that uses the very weights the bundle ships: it bounds the error
 of kernels, int8 activations included. `quality` compares the engine with the float32 model: it bounds what quantization
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgewright.quant.apply import Applied
-from edgewright.quant.formats import FloatFormat, Format
+from edgewright.quant.formats import FloatFormat, Format, IntFormat
 from edgewright.verify.metrics import Distance
 
 
@@ -37,12 +37,12 @@ class Threshold:
         return found
 
 
+#: By whether any kernel may round its inputs to int8.
 ENGINE = {
-    "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
-    "float16": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
-    "int8": Threshold(kl=0.01, max_error=0.15, cosine=0.9),
-    "int4": Threshold(kl=0.01, max_error=0.15, cosine=0.9),
+    False: Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
+    True: Threshold(kl=0.01, max_error=0.15, cosine=0.9),
 }
+#: By the coarsest weight format.
 QUALITY = {
     "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
     "float16": Threshold(kl=1e-3, max_error=0.02, cosine=0.999),
@@ -52,8 +52,13 @@ QUALITY = {
 _ORDER = ("float32", "float16", "int8", "int4")
 
 
+def rounds_inputs(applied: Sequence[Applied]) -> bool:
+    """Return whether any module's kernel may round its inputs to int8."""
+    return any(isinstance(a.format, IntFormat) and a.format.int8_activations for a in applied if a.kind != "embedding")
+
+
 def coarsest(applied: Sequence[Applied]) -> str:
-    """Return the name of the coarsest format used, as the tables above spell it."""
+    """Return the name of the coarsest weight format used, as QUALITY spells it."""
     return max((_class(a.format) for a in applied), key=_ORDER.index, default="float32")
 
 

@@ -36,7 +36,7 @@ from edgewright.verify.metrics import Distance, Logits, compare, pool
 from edgewright.verify.reference import reference_engine, use_shipped_weights
 from edgewright.verify.scenarios import Scenario, Tokens, scenarios
 from edgewright.verify.shipped import ShippedTensors, leaves
-from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest
+from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest, rounds_inputs
 from edgewright.verify.weights import WeightsReport, check_weights
 
 #: Longest text the scenarios use.
@@ -145,7 +145,7 @@ def verify_bundle(
             progress.step("reference over shipped weights", layout_size(plan_layout(same))) as advance,
             reference_engine(same, threads, advance) as engine,
         ):
-            logits = {"engine": _compare(scripts, candidate, engine, ENGINE[kind]), **logits}
+            logits = {"engine": _compare(scripts, candidate, engine, ENGINE[rounds_inputs(applied)]), **logits}
     return Report(weights, logits)
 
 
@@ -185,7 +185,7 @@ def recipe_of(manifest: Manifest) -> Recipe:
         if "dtype" in module:
             fmt = FloatFormat(module["dtype"])
         else:
-            fmt = IntFormat(module["bits"], module["group"], module["zero_point"])
+            fmt = IntFormat(module["bits"], module["group"], module["zero_point"], module["int8_activations"])
         rules.append(Rule(module["module"], fmt, "manifest"))
     keep = FloatFormat("float32")
     return Recipe(manifest.recipe["name"], keep, keep, keep, tuple(rules))
