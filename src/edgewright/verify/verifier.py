@@ -29,7 +29,6 @@ from edgewright.progress import SILENT, Progress
 from edgewright.quant.apply import Applied, quantize_stage
 from edgewright.quant.formats import FloatFormat, Format, IntFormat
 from edgewright.quant.recipe import Recipe, Rule
-from edgewright.runtime.engine import Engine
 from edgewright.runtime.llm import LLM, llm_stage
 from edgewright.runtime.session import Session
 from edgewright.verify.metrics import Distance, Logits, compare, pool
@@ -129,39 +128,39 @@ def verify_bundle(
     scripts = list(scenarios(_tokens(llm), context))
     with progress.step("run engine"):
         candidate = {script.name: script.run(llm.session()) for script in scripts}
-    kind = coarsest(applied)
-    quantized = any(isinstance(a.format, IntFormat) for a in applied)
-    logits: dict[str, LogitsReport] = {}
     plain = build_llm(checkpoint, max_context=context)
-    with (
-        progress.step("float32 reference", layout_size(plan_layout(plain))) as advance,
-        reference_engine(plain, threads, advance) as engine,
-    ):
-        logits["quality"] = _compare(scripts, candidate, engine, QUALITY[kind])
-    if quantized:
-        same, _ = semantic()
-        use_shipped_weights(same, found, tensors)
-        with (
-            progress.step("reference over shipped weights", layout_size(plan_layout(same))) as advance,
-            reference_engine(same, threads, advance) as engine,
-        ):
-            logits = {"engine": _compare(scripts, candidate, engine, ENGINE[rounds_inputs(applied)]), **logits}
-    return Report(weights, logits)
+    wanted = _reference_logits(scripts, plain, threads, progress, "float32 reference")
+    levels = {"quality": _compare(candidate, wanted, QUALITY[coarsest(applied)])}
+    if any(isinstance(a.format, IntFormat) for a in applied):
+        if weights.exact < weights.tensors:
+            same, _ = semantic()
+            use_shipped_weights(same, found, tensors)
+            wanted = _reference_logits(scripts, same, threads, progress, "reference over shipped weights")
+        levels = {"engine": _compare(candidate, wanted, ENGINE[rounds_inputs(applied)]), **levels}
+    return Report(weights, levels)
 
 
-def _compare(
-    scripts: list[Scenario], candidate: Mapping[str, Logits], engine: Engine, threshold: Threshold
-) -> LogitsReport:
-    """Compare each scenario's logits with a reference that saw the same tokens in one piece."""
+def _reference_logits(
+    scripts: list[Scenario], stage: Stage, threads: int | None, progress: Progress, title: str
+) -> dict[str, Logits]:
+    """Run `stage` in the portable dialect over each scenario's tokens in one piece; returns the rows to compare."""
     wanted: dict[str, Logits] = {}
-    seen: dict[bytes, Logits] = {}
-    for script in scripts:
-        key = script.tokens.tobytes()
-        if key not in seen:
-            session = Session(engine, first_capacity=len(script.tokens))
-            seen[key] = session.append(script.tokens, logits="all")
-        wanted[script.name] = seen[key][script.first :]
-    rows = {name: compare(candidate[name], wanted[name]) for name in wanted}
+    seen: list[tuple[Tokens, Logits]] = []
+    size = layout_size(plan_layout(stage))
+    with progress.step(title, size) as advance, reference_engine(stage, threads, advance) as engine:
+        for script in sorted(scripts, key=lambda s: -len(s.tokens)):
+            n = len(script.tokens)
+            # The model is causal: a prefix of a text that was run has the same logits.
+            known = next((logits for tokens, logits in seen if np.array_equal(tokens[:n], script.tokens)), None)
+            if known is None:
+                known = Session(engine, first_capacity=n).append(script.tokens, logits="all")
+                seen.append((script.tokens, known))
+            wanted[script.name] = known[script.first : n]
+    return wanted
+
+
+def _compare(candidate: Mapping[str, Logits], wanted: Mapping[str, Logits], threshold: Threshold) -> LogitsReport:
+    rows = {name: compare(logits, wanted[name]) for name, logits in candidate.items()}
     by_scenario = {name: part.summary() for name, part in rows.items()}
     return LogitsReport(threshold, by_scenario, pool(list(rows.values())).summary())
 
