@@ -57,6 +57,7 @@ def test_the_manifest_says_what_was_done(shared_bundle: MakeBundle, source: Path
     manifest = read_manifest(shared_bundle("int4"))
     assert manifest.model["model_type"] == "qwen3"
     assert manifest.model["max_context"] == 256
+    assert manifest.model["parameters"] == sum(np.prod(t.shape) for t in open_checkpoint(source).tensors.values())
     assert manifest.source["name"] == "tiny-qwen3"
     assert manifest.source["files"]["model.safetensors"]["bytes"] == (source / "model.safetensors").stat().st_size
     assert "tokenizer.json" in manifest.source["files"]
@@ -64,7 +65,7 @@ def test_the_manifest_says_what_was_done(shared_bundle: MakeBundle, source: Path
     assert len(modules) == 2 * 7 + 2
     assert modules["model.layers.1.mlp.down_proj"] == {
         "module": "model.layers.1.mlp.down_proj", "kind": "body", "bits": 4, "group": 32, "zero_point": False,
-        "stored_as": "float32", "bit_exact": False,
+        "int8_activations": True, "stored_as": "float32", "bit_exact": False,
     }  # fmt: skip
     assert manifest.recipe["summary"]["formats"] == {"int4 group 32": 14, "int8 group 32": 2}
     assert manifest.target == "cpu"
@@ -341,7 +342,7 @@ def test_exported_folders_run(source: Path, tmp_path: Path) -> None:
 
 def test_compile_refuses_other_dialects_and_damage(source: Path, tmp_path: Path) -> None:
     export(source, tmp_path / "portable")
-    with pytest.raises(BundleError, match=r"portable dialect .* export with --dialect onnxruntime"):
+    with pytest.raises(BundleError, match=r"portable dialect.* export with --dialect onnxruntime"):
         compile_bundle(tmp_path / "portable", tmp_path / "b")
     export(source, tmp_path / "ort", dialect="onnxruntime")
     raw = bytearray((tmp_path / "ort/stages/llm/weights.bin").read_bytes())

@@ -95,14 +95,18 @@ def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
             read_manifest(tmp_path)
 
 
-def test_every_missing_or_added_byte_is_noticed(tmp_path: Path) -> None:
+def test_missing_and_added_bytes_are_noticed_or_mean_nothing(tmp_path: Path) -> None:
+    """White space outside of texts may come or go; anything else is refused."""
     write_manifest(tmp_path, SMALL)
     raw = (tmp_path / MANIFEST).read_bytes()
     for index in range(0, len(raw), 7):
         for damaged in (raw[:index], raw[:index] + raw[index + 1 :], raw[:index] + b" " + raw[index:]):
             (tmp_path / MANIFEST).write_bytes(damaged)
-            with pytest.raises(BundleError):
-                read_manifest(tmp_path)
+            try:
+                assert read_manifest(tmp_path) == SMALL
+                assert b"".join(damaged.split()) == b"".join(raw.split())
+            except BundleError:
+                pass
 
 
 def sealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:

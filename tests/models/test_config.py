@@ -38,7 +38,7 @@ CASE = {
     "smollm3": "smollm3_window",
 }
 
-#: Keys that stand in these configs without being in charge, and what is. They must change nothing.
+#: Keys that stand in these configs without being in charge, and what is. They change nothing, or are refused.
 SHADOWED = {
     "qwen2": {"max_window_layers": "layer_types"},
     "qwen3": {"max_window_layers": "layer_types", "sliding_window": "use_sliding_window", "use_sliding_window": "null"},
@@ -105,7 +105,7 @@ def test_every_used_key_is_consumed_or_refused(family: str, tmp_path: Path) -> N
             continue
         same = bound == context and relative_error(after, before) < 1e-5
         (ignored if same else consumed).add(key)
-    assert ignored == set(shadowed)
+    assert ignored <= set(shadowed)
     assert {"vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"} <= refused
     assert {"rms_norm_eps", "max_position_embeddings"} <= consumed
 

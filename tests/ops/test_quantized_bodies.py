@@ -54,7 +54,13 @@ class Packed:
 
     @property
     def attributes(self) -> dict[str, int]:
-        return {"bits": self.bits, "group": self.group, "in_features": self.width, "out_features": self.rows}
+        return {
+            "bits": self.bits,
+            "group": self.group,
+            "in_features": self.width,
+            "out_features": self.rows,
+            "int8_activations": 1,
+        }
 
 
 packed = st.builds(

@@ -18,7 +18,7 @@ from edgewright.graph.builder import EW
 from edgewright.graph.writer import write_stage
 from edgewright.models import build_llm
 from edgewright.quant.apply import Applied, quantize_stage
-from edgewright.quant.formats import IntFormat, dequantize, pack, quantize
+from edgewright.quant.formats import FloatFormat, Format, IntFormat, dequantize, pack, quantize
 from edgewright.quant.producers import ExactProducer, RoundingProducer
 from edgewright.quant.recipe import Recipe, load_recipe, parse_recipe
 from edgewright.runtime.session import Session
@@ -258,6 +258,59 @@ def test_exact_engines_equal_the_float_model(kind: str, bits: int, tmp_path: Pat
         logits[number] = Session(engine).append(ids, logits="all")
     assert relative_error(logits[1], logits[0]) < 2e-5
     assert relative_error(logits[2], logits[0]) < 0.08  # activations in 8 bits
+
+
+@pytest.mark.parametrize(
+    ("kind", "fmt"),
+    [
+        ("Q4_0", IntFormat(4, 32, False)),
+        ("Q4_1", IntFormat(4, 32, False)),
+        ("Q5_1", IntFormat(8, 32, False)),
+        ("Q8_0", IntFormat(8, 32, False)),
+        ("F16", FloatFormat("float16")),
+    ],
+)
+def test_stored_takes_every_matrix_over_as_it_is(kind: str, fmt: Format, tmp_path: Path) -> None:
+    checkpoint, decoded = gguf_checkpoint(tmp_path / "m.gguf", kind, seed=5)
+    stage = build_llm(checkpoint)
+    applied = quantize_stage(stage, load_recipe("stored"))
+    assert all(a.format == fmt and a.exact for a in applied)
+    if isinstance(fmt, IntFormat):
+        values = values_of(stage.producers["model.layers.0.mlp.up_proj.codes"])  # type: ignore[arg-type]
+        wanted = decoded["blk.0.ffn_up"]
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=2.0**-20 * np.abs(wanted).max())
+
+
+def test_stored_keeps_the_floats_of_a_folder() -> None:
+    _, applied = quantized("qwen3", "stored")
+    assert all(a.format == FloatFormat("float32") and a.exact for a in applied.values())
+    _, applied = quantized("qwen3_bf16", "stored")
+    assert {a.format for a in applied.values()} == {FloatFormat("float32")}  # bfloat16 fits into float32
+
+
+@pytest.mark.parametrize("case", ["qwen3", "llama_bias"])
+def test_inputs_kept_in_float32(case: str, tmp_path: Path) -> None:
+    """Without int8 inputs the engine computes the rounded model as exactly as the portable graph does."""
+    fmt = IntFormat(4, 32, False, int8_activations=False)
+    table = IntFormat(4, 32, False)  # a look-up has no inputs to round, so the codes are still shared
+    checkpoint = golden(case).checkpoint
+    logits = {}
+    for dialect in ("portable", "onnxruntime"):
+        stage = lowered(checkpoint, dialect, Recipe("r", fmt, fmt, table))
+        assert any("shares the codes" in note for note in stage.notes)
+        engine = engine_of(stage, tmp_path / dialect)
+        logits[dialect] = Session(engine).append(golden("qwen3").ids, logits="all")
+    assert relative_error(logits["onnxruntime"], logits["portable"]) < 2e-5
+    nodes = onnx.load(tmp_path / "onnxruntime" / "model.onnx", load_external_data=False).graph.node
+    levels = [
+        a.i for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == "accuracy_level"
+    ]
+    assert set(levels) == {1}
+    mixed = lowered(checkpoint, "onnxruntime", Recipe("r", table, fmt, table))
+    write_stage(mixed, tmp_path / "mixed")
+    nodes = onnx.load(tmp_path / "mixed" / "model.onnx", load_external_data=False).graph.node
+    by_name = {n.name: {a.name: a.i for a in n.attribute} for n in nodes if n.op_type == "MatMulNBits"}
+    assert {name.startswith("lm_head"): a["accuracy_level"] for name, a in by_name.items()} == {True: 1, False: 4}
 
 
 def test_an_unquantized_gguf_tensor_is_rounded(tmp_path: Path) -> None:

@@ -173,4 +173,5 @@ def test_dequantize_by_hand() -> None:
 def test_labels() -> None:
     assert IntFormat(4, 32, False).label == "int4 group 32"
     assert IntFormat(8, 128, True).label == "int8 group 128 zero-point"
+    assert IntFormat(4, 32, False, int8_activations=False).label == "int4 group 32 float activations"
     assert FloatFormat("float16").label == "float16"

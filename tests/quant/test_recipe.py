@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgewright.errors import RecipeError
-from edgewright.quant.formats import FloatFormat, IntFormat
+from edgewright.quant.formats import FloatFormat, IntFormat, StoredFormat
 from edgewright.quant.recipe import builtin_names, load_recipe, parse_recipe
 
 GOOD = """\
@@ -90,12 +90,19 @@ SECTIONS = "lm_head: {format: int8}\nembedding: {format: int8}\n"
         ("body: {format: [int4]}\n" + SECTIONS, "r.yaml:1: the format ['int4'] is unknown"),
         ("body: {group: 32}\n" + SECTIONS, "r.yaml:1: the format None is unknown"),
         ("body: {}\n" + SECTIONS, "r.yaml:1: the format None is unknown"),
-        ("body: int4\n" + SECTIONS, "r.yaml:1: expected a mapping with the keys format, group, zero_point"),
+        ("body: int4\n" + SECTIONS, "r.yaml:1: expected a mapping with the keys format, group"),
         ("body:\n" + SECTIONS, "r.yaml:1: expected a mapping"),
         ("\nbody: {format: int4, group: 48}\n" + SECTIONS, "r.yaml:2: the group 48 is not one of 32, 64, 128"),
         ("body: {format: int4, group: '32'}\n" + SECTIONS, "r.yaml:1: the group '32' is not one of"),
         ("body: {format: int4, group: true}\n" + SECTIONS, "r.yaml:1: the group True is not one of"),
         ("body: {format: int4, zero_point: 1}\n" + SECTIONS, "r.yaml:1: zero_point must be true or false, not 1"),
+        ("body: {format: int4, activations: fp16}\n" + SECTIONS, "r.yaml:1: activations must be int8 or float32, not"),
+        ("body: {format: int4, activation: int8}\n" + SECTIONS, "unknown key 'activation'; did you mean activations?"),
+        ("body: {format: stored, group: 32}\n" + SECTIONS, "r.yaml:1: group have no meaning for stored"),
+        (
+            "body: {format: float16, activations: int8}\n" + SECTIONS,
+            "r.yaml:1: activations have no meaning for float16",
+        ),
         ("body: {format: float16, group: 32}\n" + SECTIONS, "r.yaml:1: group have no meaning for float16"),
         (
             "body: {format: float32, zero_point: true, group: 32}\n" + SECTIONS,
@@ -150,6 +157,20 @@ def test_built_in_recipes() -> None:
     for name in ("float32", "float16"):
         recipe = load_recipe(name)
         assert {recipe.body, recipe.lm_head, recipe.embedding} == {FloatFormat(name)}
+
+
+def test_inputs_in_float32_and_weights_as_stored() -> None:
+    recipe = parse_recipe(
+        "body: {format: int4, activations: float32}\nlm_head: {format: int8, activations: int8}\n"
+        "embedding: {format: stored}\n",
+        "r.yaml",
+    )
+    assert recipe.body == IntFormat(4, 32, False, int8_activations=False)
+    assert recipe.body != IntFormat(4, 32, False)
+    assert recipe.lm_head == IntFormat(8, 32, False)
+    assert recipe.embedding == StoredFormat()
+    stored = load_recipe("stored")
+    assert {stored.body, stored.lm_head, stored.embedding} == {StoredFormat()}
 
 
 def test_recipes_from_files(tmp_path: Path) -> None:

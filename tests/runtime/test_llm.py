@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def change_sidecar(folder: Path, name: str, content: str | None) -> Path:
         path.unlink()
     else:
         path.write_text(content, encoding="utf-8")
-    _seal(folder, read_manifest(folder))
+    _seal(folder, dataclasses.replace(read_manifest(folder), files={}))
     return folder
 
 

@@ -77,8 +77,8 @@ def test_overflow_leaves_the_session_unchanged(case: str, shared_engine: MakeEng
 
 
 BAD_IDS: list[tuple[Any, str]] = [
-    ([], "give at least one id"),
-    (np.zeros((1, 0), np.int64), "give at least one id"),
+    ([], "don't fit a batch of 1"),
+    (np.zeros((1, 0), np.int64), "don't fit a batch of 1"),
     ([0, 97], "97 is outside the vocabulary of 97"),
     ([5, -1, 99], "-1 is outside the vocabulary"),
     ([1.0, 2.0], "must be integers"),

@@ -11,7 +11,7 @@ from edgewright.quant.apply import Applied
 from edgewright.quant.formats import FloatFormat, Format, IntFormat
 from edgewright.verify.metrics import Distance, compare, distance, pool
 from edgewright.verify.scenarios import scenarios
-from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest
+from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest, rounds_inputs
 
 
 def f32(values: object) -> np.ndarray:
@@ -108,8 +108,8 @@ def test_thresholds() -> None:
 
 
 def test_the_coarsest_format_decides() -> None:
-    def applied(*formats: Format) -> list[Applied]:
-        return [Applied("m", "body", fmt, False, "float32") for fmt in formats]
+    def applied(*formats: Format, kind: str = "body") -> list[Applied]:
+        return [Applied("m", kind, fmt, False, "float32") for fmt in formats]
 
     half, full = FloatFormat("float16"), FloatFormat("float32")
     int8, int4 = IntFormat(8, 32, False), IntFormat(4, 128, True)
@@ -117,7 +117,13 @@ def test_the_coarsest_format_decides() -> None:
     assert coarsest(applied(full, half)) == "float16"
     assert coarsest(applied(int8, half, full)) == "int8"
     assert coarsest(applied(full, int8, int4, int8)) == "int4"
-    assert ENGINE.keys() == QUALITY.keys() == {"float32", "float16", "int8", "int4"}
+    assert QUALITY.keys() == {"float32", "float16", "int8", "int4"}
+    # An engine that rounds its inputs somewhere may be further off; a look-up rounds none.
+    assert ENGINE.keys() == {False, True}
+    exact = IntFormat(4, 32, False, int8_activations=False)
+    assert not rounds_inputs(applied(full, half, exact))
+    assert not rounds_inputs(applied(int8, kind="embedding") + applied(exact))
+    assert rounds_inputs(applied(exact, int8))
 
 
 @pytest.mark.parametrize("context", [1, 2, 7, 17, 40, 256, 300, 4096])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from edgewright.build.pipeline import _seal, deploy, export
 from edgewright.bundle import check_files, read_manifest
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.errors import BundleError, BundleTamperedError
+from edgewright.quant.formats import IntFormat
+from edgewright.quant.recipe import Recipe
 from edgewright.verify import verify_bundle
 from edgewright.verify.verifier import Report
 
@@ -54,12 +57,31 @@ def test_exported_folders_of_other_families_pass(case: str, dialect: str, tmp_pa
     assert report.passed, report.reason()
 
 
+def test_inputs_kept_in_float32_are_held_to_the_tight_bound(
+    source: Path, tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    fmt = IntFormat(4, 32, False, int8_activations=False)
+    folder = deploy(
+        source, tmp_path / "b", recipe=Recipe("exact", fmt, fmt, IntFormat(4, 32, False)), verify=False
+    ).path
+    report = verify_bundle(folder, checkpoint, threads=1)
+    assert report.passed
+    assert report.logits["engine"].threshold.max_error == 1e-4
+    assert report.logits["engine"].pooled.max_error < 2e-5
+    # Said of int8 inputs, the same claim is false, and the verifier notices.
+    rounded = deploy(source, tmp_path / "r", recipe="int4", verify=False)
+    modules = [{**m, "int8_activations": False} for m in rounded.manifest.recipe["modules"]]
+    recipe = {**rounded.manifest.recipe, "modules": modules}
+    _seal(rounded.path, dataclasses.replace(rounded.manifest, recipe=recipe, files={}))
+    assert failed_levels(verify_bundle(rounded.path, checkpoint, threads=1)) == ["engine"]
+
+
 # -- damage to the weight file -----------------------------------------------------------------------------------------
 
 
 def reseal(folder: Path) -> None:
     """Give the manifest the digests of what stands there now, so that only the verifier can notice."""
-    _seal(folder, read_manifest(folder))
+    _seal(folder, dataclasses.replace(read_manifest(folder), files={}))
     check_files(folder, read_manifest(folder))
 
 

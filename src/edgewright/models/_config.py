@@ -15,7 +15,8 @@ from edgewright.errors import ConfigError
 NO_EFFECT: dict[str, str] = {
     key: reason
     for reason, keys in {
-        "identification": "_name_or_path architectures auto_map model_type transformers_version name_or_path "
+        "identification": "_name_or_path _model_name_or_path name_or_path architectures auto_map model_type "
+        "transformers_version "
         "quantization_config_source unsloth_fixed unsloth_version transformers.js_config is_llama_config",
         "storage dtype; the tensors say their own": "dtype torch_dtype",
         "training only": "attention_dropout hidden_dropout attention_probs_dropout_prob initializer_range "
