@@ -72,18 +72,18 @@ def new_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
         work = final.with_name(f".{final.name}.partial-{os.getpid()}")
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
+    old = final.with_name(f".{final.name}.old-{os.getpid()}")
     try:
         with os_errors(final.name):
             yield work
             _flush(work)
             if final.exists():
-                old = final.with_name(f".{final.name}.old-{os.getpid()}")
                 final.rename(old)
-                work.rename(final)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                work.rename(final)
+            work.rename(final)
     finally:
+        if old.exists() and not final.exists():
+            old.rename(final)  # interrupted between the two renames
+        shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(work, ignore_errors=True)
 
 

@@ -218,7 +218,9 @@ def test_gguf_types_are_those_of_the_code() -> None:
 
 
 def test_exact_pass_through_is_said_of_the_right_blocks() -> None:
-    (said,) = re.findall(r"The second holds for (.+?) under int4 and int8, and for (.+?) under int8", text_of("recipes"))
+    (said,) = re.findall(
+        r"The second holds for (.+?) under int4 and int8, and for (.+?) under int8", text_of("recipes")
+    )
     formats = [f for f in gguf_blocks.BLOCK_FORMATS.values() if f.group == 32]
     by_bits = {4: {f.name for f in formats if f.bits <= 4}, 8: {f.name for f in formats if 4 < f.bits <= 8}}
     assert [set(re.findall(r"Q\w+", part)) for part in said] == [by_bits[4], by_bits[8]]

@@ -134,11 +134,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         body = json.loads(raw)
         schema = body["schema"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BundleTamperedError(f"{path} is not a readable manifest: copy or build the bundle again.") from None
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if not isinstance(schema, int) or isinstance(schema, bool) or not 1 <= schema <= SCHEMA:
         raise BundleSchemaError(
-            f"The bundle has manifest schema {schema} and this version reads up to {SCHEMA}: update edgewright."
+            f"The bundle has manifest schema {schema} and this version reads 1 to {SCHEMA}: update edgewright."
         )
     digest = body.pop("sha256", None)
     if digest != hashlib.sha256(canonical_json(body)).hexdigest():

@@ -126,6 +126,8 @@ def _fuse_residual_norms(stage: Stage) -> None:
         add = made_by(norm.inputs[0], "Add", "")
         if add is None or any(value is None or value.is_initializer() for value in add.inputs):
             continue
+        if norm.outputs[0].is_graph_output() or add.outputs[0].is_graph_output():
+            continue
         name = norm.name or ""
         skip = make_node(
             MICROSOFT,

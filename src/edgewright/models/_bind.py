@@ -13,7 +13,7 @@ import numpy as np
 from edgewright.errors import ConfigError, TensorMismatchError, UnknownModelTypeError
 from edgewright.graph import Stage
 from edgewright.graph.weights import Rows, StoredWeight
-from edgewright.models._config import DecoderConfig
+from edgewright.models._config import NO_EFFECT, DecoderConfig
 from edgewright.nn import CausalLM, Parameter
 
 #: The `model_type`s that can be built; each is a module of this package.
@@ -52,13 +52,21 @@ def config_of(config: Mapping[str, Any]) -> tuple[Family, DecoderConfig]:
     family = cast(Family, importlib.import_module(f"edgewright.models.{kind}"))
     key = getattr(family, "TEXT_CONFIG", None)
     if key is not None:
-        inner = config.get(key)
-        if not isinstance(inner, Mapping):
-            raise ConfigError(f"The config of a {kind} model has no {key}.")
-        # A tie given outside counts for the text part too.
-        outer = {k: config[k] for k in ("tie_word_embeddings",) if k in config and k not in inner}
-        config = {**inner, **outer}
+        config = _text_part(config, key, getattr(family, "WRAPPER_KEYS", frozenset()))
     return family, family.Config.read(config)
+
+
+def _text_part(config: Mapping[str, Any], key: str, known: frozenset[str]) -> Mapping[str, Any]:
+    """Return the text model's config out of a wrapper's; a tie given outside counts for the text part too."""
+    inner = config.get(key)
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"The config of a {config.get('model_type')} model has no {key}.")
+    if unknown := set(config) - known - NO_EFFECT.keys() - {key, "tie_word_embeddings"}:
+        raise ConfigError(f"The config has keys that are unknown beside {key}: {', '.join(sorted(unknown))}.")
+    outside = config.get("tie_word_embeddings")
+    if outside is not None and inner.get("tie_word_embeddings", outside) != outside:
+        raise ConfigError(f"tie_word_embeddings is {outside} in the config and the opposite in its {key}.")
+    return inner if outside is None else {**inner, "tie_word_embeddings": outside}
 
 
 def build_llm(source: Source, *, max_context: int | None = None, default_context: int = 8192) -> Stage:

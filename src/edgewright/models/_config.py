@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -72,6 +73,10 @@ class DecoderConfig:
     fixed: typing.ClassVar[Mapping[str, Any]] = {}
     #: Other spellings of a field.
     aliases: typing.ClassVar[Mapping[str, str]] = {}
+    #: The field that names the MLP's activation.
+    activation: typing.ClassVar[str] = "hidden_act"
+    #: Fields that may be zero or negative; every other number must be positive and finite.
+    signed: typing.ClassVar[frozenset[str]] = frozenset()
 
     @property
     def kv_heads(self) -> int:
@@ -86,8 +91,7 @@ class DecoderConfig:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read a config; raises ConfigError that lists everything that is missing, unknown or of a wrong value."""
-        raw = flatten_rope(config)
-        raw = {cls.aliases.get(key, key): value for key, value in raw.items()}
+        raw = _unaliased(flatten_rope(config), cls.aliases)
         fields = {f.name: f for f in dataclasses.fields(cls)}
         hints = typing.get_type_hints(cls)
         problems: list[str] = []
@@ -123,18 +127,24 @@ class DecoderConfig:
         from edgewright.ops import ACTIVATIONS
 
         found = [
-            f"{name} is {getattr(self, name)}"
-            for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-            if getattr(self, name) < 1
+            f"{f.name} is {value}"
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), int | float)
+            and not isinstance(value, bool)
+            and f.name not in self.signed
+            and not 0 < value < math.inf
         ]
-        if self.num_attention_heads > 0 and self.num_attention_heads % self.kv_heads:
+        if found:
+            return found
+        if self.num_attention_heads % self.kv_heads:
             found.append(
                 f"{self.num_attention_heads} attention heads don't share {self.kv_heads} key/value heads evenly"
             )
         if self.head_size % 2:
             found.append(f"head_dim {self.head_size} is odd")
-        if self.hidden_act not in ACTIVATIONS:
-            found.append(f"hidden_act {self.hidden_act!r} is none of {', '.join(ACTIVATIONS)}")
+        act = getattr(self, self.activation)
+        if act not in ACTIVATIONS:
+            found.append(f"{self.activation} {act!r} is none of {', '.join(ACTIVATIONS)}")
         return found
 
 
@@ -159,39 +169,67 @@ def layer_windows(layer_types: list[str] | None, sliding_window: int | None, def
 def flatten_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Bring the newer `rope_parameters` to the older keys: `rope_theta`, `rope_scaling`, `rope_local_base_freq`.
 
-    Raises ConfigError when both spellings are present and disagree.
+    Raises ConfigError when both spellings are present and disagree, or hold what isn't understood.
     """
     raw = dict(config)
-    parameters = raw.pop("rope_parameters", None)
-    if parameters:
-        new: dict[str, Any] = {}
-        if "full_attention" in parameters or "sliding_attention" in parameters:
-            full, local = parameters.get("full_attention") or {}, parameters.get("sliding_attention") or {}
-            if set(parameters) - {"full_attention", "sliding_attention"}:
-                raise ConfigError(f"rope_parameters mixes layer kinds and values: {', '.join(sorted(parameters))}.")
-            if _scaling(local) is not None:
-                raise ConfigError("Rope scaling on sliding-attention layers isn't supported.")
-            new["rope_local_base_freq"] = local.get("rope_theta")
-        else:
-            full = parameters
-        new["rope_theta"] = full.get("rope_theta")
-        new["rope_scaling"] = _scaling(full)
-        if "partial_rotary_factor" in full:
-            new["partial_rotary_factor"] = full["partial_rotary_factor"]
-        for key, value in new.items():
-            if raw.get(key) is not None and value is not None and raw[key] != value:
-                raise ConfigError(f"rope_parameters says {key} is {value!r} but the config also says {raw[key]!r}.")
-            if value is not None:
-                raw[key] = value
     if raw.get("rope_scaling") is not None:
-        raw["rope_scaling"] = _scaling(raw["rope_scaling"])
+        raw["rope_scaling"] = _scaling(_mapping(raw["rope_scaling"], "rope_scaling"))
+    parameters = raw.pop("rope_parameters", None)
+    if parameters is None:
+        return raw
+    parameters = _mapping(parameters, "rope_parameters")
+    new: dict[str, Any] = {}
+    full = parameters
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        if set(parameters) - {"full_attention", "sliding_attention"}:
+            raise ConfigError(f"rope_parameters mixes layer kinds and values: {', '.join(sorted(parameters))}.")
+        full = _mapping(parameters.get("full_attention") or {}, "rope_parameters.full_attention")
+        local = _mapping(parameters.get("sliding_attention") or {}, "rope_parameters.sliding_attention")
+        if _scaling(local) is not None:
+            raise ConfigError("Rope scaling on sliding-attention layers isn't supported.")
+        new["rope_local_base_freq"] = local.get("rope_theta")
+    new["rope_theta"] = full.get("rope_theta")
+    new["partial_rotary_factor"] = full.get("partial_rotary_factor")
+    scaling = _scaling(full)
+    if raw.get("rope_scaling") is not None and raw["rope_scaling"] != scaling:
+        raise ConfigError(f"rope_parameters and rope_scaling disagree: {scaling} and {raw['rope_scaling']}.")
+    raw["rope_scaling"] = scaling
+    for key, value in new.items():
+        if value is None:
+            continue
+        if raw.get(key) is not None and raw[key] != value:
+            raise ConfigError(f"rope_parameters says {key} is {value!r} but the config also says {raw[key]!r}.")
+        raw[key] = value
     return raw
 
 
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r} where a mapping is needed.")
+    return value
+
+
 def _scaling(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a scaling mapping with `rope_type` and its values only, or None for no scaling."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    rest = {k: v for k, v in parameters.items() if k not in {"rope_theta", "partial_rotary_factor", "type"}}
+    known = {"rope_theta", "partial_rotary_factor", "type", "rope_type"}
+    rest = {k: v for k, v in parameters.items() if k not in known and v is not None}
+    if kind == "default" and rest:
+        raise ConfigError(
+            f"Rope parameters without scaling hold {', '.join(sorted(rest))}, which would have no effect."
+        )
     return None if kind == "default" else {**rest, "rope_type": kind}
+
+
+def _unaliased(raw: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return the config under the fields' own names; raises ConfigError when two spellings disagree."""
+    result: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = aliases.get(key, key)
+        if name in result and result[name] != value:
+            raise ConfigError(f"{key} is {value!r} but the config also says {result[name]!r} under another spelling.")
+        result[name] = value
+    return result
 
 
 def _optional(hint: Any) -> bool:

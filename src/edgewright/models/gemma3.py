@@ -7,6 +7,20 @@ from edgewright.models.gemma3_text import Config, network
 #: Where the text config stands in the wrapper's config.
 TEXT_CONFIG = "text_config"
 
+#: Keys of the wrapper's config that say nothing about the text part.
+WRAPPER_KEYS = frozenset(
+    {
+        "vision_config",
+        "image_token_id",
+        "image_token_index",
+        "boi_token_id",
+        "boi_token_index",
+        "eoi_token_id",
+        "eoi_token_index",
+        "mm_tokens_per_image",
+    }
+)
+
 #: Tensor name prefixes of published checkpoints, and what they are here.
 RENAMES = {
     "model.language_model.": "model.",
@@ -22,4 +36,4 @@ OTHER_STAGES = (
     "model.multi_modal_projector.",
 )
 
-__all__ = ["OTHER_STAGES", "RENAMES", "TEXT_CONFIG", "Config", "network"]
+__all__ = ["OTHER_STAGES", "RENAMES", "TEXT_CONFIG", "WRAPPER_KEYS", "Config", "network"]

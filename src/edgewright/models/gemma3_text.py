@@ -29,6 +29,7 @@ class Config(DecoderConfig):
     layer_types: list[str] | None = None
     final_logit_softcapping: float | None = None
 
+    activation: typing.ClassVar[str] = "hidden_activation"
     aliases: typing.ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
     fixed: typing.ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False}
     no_effect: typing.ClassVar[Mapping[str, str]] = {

@@ -32,8 +32,14 @@ class Config(DecoderConfig):
 
     def problems(self) -> list[str]:
         found = super().problems()
+        if found:
+            return found
         if len(self.rotary_layers()) != self.num_hidden_layers:
             found.append(f"no_rope_layers has {len(self.rotary_layers())} entries for {self.num_hidden_layers} layers")
+        if self.no_rope_layers is not None and set(self.no_rope_layers) - {0, 1}:
+            found.append(f"no_rope_layers holds more than 0 and 1: {self.no_rope_layers}")
+        if not self.use_sliding_window and "sliding_attention" in (self.layer_types or []):
+            found.append("layer_types asks for sliding attention but use_sliding_window is false")
         return found
 
     def windows(self) -> list[int | None]:

@@ -89,6 +89,12 @@ def check_scaling(scaling: Mapping[str, Any]) -> str:
         raise ConfigError(f"Rope scaling {kind!r} lacks {', '.join(sorted(missing))} in the config.")
     if unknown := given - needed - optional:
         raise ConfigError(f"Rope scaling {kind!r} has keys that aren't understood: {', '.join(sorted(unknown))}.")
+    for key in given:
+        value = scaling[key]
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        if not (isinstance(value, bool) if key == "truncate" else number):
+            wanted = "true or false" if key == "truncate" else "a positive number"
+            raise ConfigError(f"Rope scaling {kind!r} has {key} = {value!r} where {wanted} is needed.")
     return kind
 
 

@@ -117,9 +117,12 @@ def quantize(values: Array, fmt: IntFormat) -> tuple[Array, Array, Array | None]
 def _refit(w: Array, codes: Array, zero: Array, scale: Array) -> Array:
     """Return the scales that minimise the squared error for the given codes."""
     centred = codes - zero[..., None]
-    dot = np.einsum("rbg,rbg->rb", w, centred)
+    with np.errstate(over="ignore", invalid="ignore"):
+        dot = np.einsum("rbg,rbg->rb", w, centred)
     norm = np.einsum("rbg,rbg->rb", centred, centred)
-    return np.where(norm > 0, dot / np.where(norm > 0, norm, 1), scale).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fitted = dot / np.where(norm > 0, norm, 1)
+    return np.where((norm > 0) & np.isfinite(fitted), fitted, scale).astype(np.float32)
 
 
 def pack(codes: Array, bits: int) -> Array:

@@ -33,9 +33,10 @@ class RoundingProducer(Producer):
 
     def chunks(self) -> Iterator[Callable[[], tuple[np.ndarray, ...]]]:
         for start, stop in self.weight.blocks():
-            yield lambda a=start, b=stop: self._chunk(a, b)  # type: ignore[misc]
+            yield lambda a=start, b=stop: self.chunk(a, b)  # type: ignore[misc]
 
-    def _chunk(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    def chunk(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Return codes, scales and, if the format has them, zero points of some rows."""
         try:
             codes, scales, zeros = quantize(self.weight.rows(start, stop), self.format)
         except FloatingPointError:
@@ -88,8 +89,9 @@ def stored_format(tensor: Rows | None) -> Format:
 class ExactProducer(Producer):
     """Takes codes, scales and offsets of a GGUF tensor over as they are.
 
-    Unsigned codes with an offset are kept and the offset is raised by the default zero point's share, so that no zero
-    points need storing: code * scale + offset = (code - zero) * scale + (offset + zero * scale).
+    Unsigned codes of `bits` bits that have an offset are centred on the default zero point, and the offset is raised by
+    as much: with middle = 2^(bits - 1), code * scale + offset = (code - middle) * scale + (offset + middle * scale). No
+    zero points need storing, and the noise of rounded inputs meets small centred codes.
     """
 
     def __init__(self, tensor: _Blocks, weight: Weight, fmt: IntFormat, name: str) -> None:
@@ -110,5 +112,6 @@ class ExactProducer(Producer):
         if parts.offsets is None:
             codes = (parts.codes.astype(np.int16) + zero).astype(np.uint8)
             return pack(codes, self.format.bits), parts.scales
-        offsets = parts.offsets + np.float32(zero) * parts.scales
-        return pack(parts.codes, self.format.bits), parts.scales, offsets
+        middle = 1 << (self._tensor.format.bits - 1)
+        codes = parts.codes + np.uint8(zero - middle)
+        return pack(codes, self.format.bits), parts.scales, parts.offsets + np.float32(middle) * parts.scales

@@ -132,7 +132,10 @@ def _at(node: Any, source: str) -> str:
 
 
 def _value(node: Any) -> Any:
-    return yaml.SafeLoader("").construct_object(node, deep=True)
+    try:
+        return yaml.SafeLoader("").construct_object(node, deep=True)
+    except yaml.YAMLError as error:
+        return f"unreadable value ({getattr(error, 'problem', error)})"
 
 
 def _mapping(node: Any, source: str, allowed: tuple[str, ...]) -> dict[str, Any]:

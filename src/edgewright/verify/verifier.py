@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edgewright._version import __version__
 from edgewright.bundle import check_files, read_manifest
 from edgewright.bundle.manifest import Manifest
 from edgewright.checkpoint import Checkpoint
@@ -121,7 +122,7 @@ def verify_bundle(
     lowered = _LOWER[entry.dialect](stage)
     tensors = ShippedTensors(inside(root, entry.graph))
     with progress.step("compare weights", layout_size(plan_layout(lowered))) as advance:
-        weights = check_weights(lowered, tensors, advance)
+        weights = check_weights(lowered, tensors, advance, same_version=manifest.versions["edgewright"] == __version__)
     found = {leaf.producer.specs[0].name: leaf for leaf in leaves(lowered)}
 
     llm = LLM.load(root, threads=threads, check=False)
