@@ -39,14 +39,14 @@ LLAMA = "llama_rope_linear"
 
 @pytest.mark.parametrize("recipe", ["float32", "int4"])
 def test_llama_becomes_the_fused_nodes(recipe: str, tmp_path: Path) -> None:
-    """Two layers: one product for q, k, v and one for gate and up; each residual addition joins the norm after it."""
+    """Two layers: one product for q, k, v, four others; each residual addition joins the norm after it."""
     found = nodes(written(lowered(golden(LLAMA).checkpoint, "onnxruntime", recipe), tmp_path))
     product = f"{MICROSOFT}.FusedMatMul" if recipe == "float32" else f"{MICROSOFT}.MatMulNBits"
-    assert found[product] == 2 * 4 + 1
+    assert found[product] == 2 * 5 + 1
     assert found[f"{MICROSOFT}.GroupQueryAttention"] == 2
     assert found[f"{MICROSOFT}.SkipSimplifiedLayerNormalization"] == 4
     assert found["SimplifiedLayerNormalization"] == 1
-    assert found["Split"] == 2  # gate and up; q, k and v go into the attention as one
+    assert found["Split"] == 0  # q, k and v go into the attention as one
     assert not any(name.startswith("ew.") for name in found)
 
 
@@ -145,15 +145,21 @@ def linears(stage: Stage) -> list[str]:
     return [(node.name or "").rsplit("/", 1)[0] for node in stage.graph if node.op_type in ("Linear", "QuantLinear")]
 
 
+def nodes_of(stage: Stage, *modules: str) -> list[Any]:
+    by_name = {(node.name or "").rsplit("/", 1)[0]: node for node in stage.graph if "Linear" in node.op_type}
+    return [by_name[f"model.layers.1.{module}"] for module in modules]
+
+
 @pytest.mark.parametrize("recipe", ["float32", "int4"])
 def test_linears_of_one_input_are_merged_with_their_biases(recipe: str) -> None:
     stage = semantic(golden("llama_bias").checkpoint, recipe)
-    merge_linears(stage)
+    assert merge_linears(stage, nodes_of(stage, *(f"self_attn.{x}_proj" for x in "qkv")))
+    assert merge_linears(stage, nodes_of(stage, "mlp.gate_proj", "mlp.up_proj"))
     layer = "model.layers.1"
     names = linears(stage)
     assert f"{layer}.self_attn.q_proj+k_proj+v_proj" in names
     assert f"{layer}.mlp.gate_proj+up_proj" in names
-    assert len(names) == 3 * 4 + 1
+    assert len(names) == 3 * 7 + 1 - 3
     bias = stage.producers[f"{layer}.self_attn.q_proj+k_proj+v_proj.bias"]
     values = np.concatenate([chunk()[0] for chunk in bias.chunks()])
     tensors = golden("llama_bias").checkpoint.tensors
@@ -161,20 +167,27 @@ def test_linears_of_one_input_are_merged_with_their_biases(recipe: str) -> None:
     np.testing.assert_array_equal(values, np.concatenate(wanted))
 
 
-def test_linears_of_different_formats_stay_apart() -> None:
+def test_linears_of_different_formats_or_inputs_stay_apart() -> None:
     recipe = parse_recipe(
         "body: {format: int4}\nlm_head: {format: int8}\nembedding: {format: int8}\n"
-        "rules:\n- {pattern: '*.v_proj', format: int8}\n- {pattern: '*.layers.0.mlp.up_proj', format: float32}\n",
+        "rules:\n- {pattern: '*.v_proj', format: int8}\n- {pattern: '*.up_proj', format: float32}\n",
         "r.yaml",
     )
     stage = build_llm(golden("llama").checkpoint)
     quantize_stage(stage, recipe)
-    merge_linears(stage)
-    names = linears(stage)
-    assert "model.layers.0.self_attn.q_proj+k_proj" in names
-    assert "model.layers.0.self_attn.v_proj" in names
-    assert {"model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"} <= set(names)
-    assert "model.layers.1.mlp.gate_proj+up_proj" in names
+    before = linears(stage)
+    assert not merge_linears(stage, nodes_of(stage, *(f"self_attn.{x}_proj" for x in "qkv")))
+    assert not merge_linears(stage, nodes_of(stage, "mlp.gate_proj", "mlp.up_proj"))
+    assert not merge_linears(stage, nodes_of(stage, "self_attn.q_proj", "mlp.gate_proj"))
+    assert linears(stage) == before
+
+
+@pytest.mark.parametrize(("case", "packed"), [("llama_rope_linear", True), ("qwen3", False)])
+def test_q_k_v_are_packed_only_where_the_kernel_takes_them_so(case: str, packed: bool) -> None:
+    stage = lowered(golden(case).checkpoint, "onnxruntime")
+    names = {node.name or "" for node in stage.graph}
+    assert any("q_proj+k_proj+v_proj" in name for name in names) is packed
+    assert not any(node.op_type == "Split" for node in stage.graph)
 
 
 def test_the_tied_head_is_never_merged_or_lost(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,25 +43,27 @@ def int64_constant(stage: Stage, values: Sequence[int], name: str) -> ir.Value:
     return stage.graph.initializers[name]
 
 
-def merge_linears(stage: Stage) -> None:
-    """Join linears of one input and one format into one over stacked rows, followed by a Split.
+def merge_linears(stage: Stage, nodes: Sequence[ir.Node]) -> bool:
+    """Join linears into one over stacked rows, followed by a Split; tells whether it could be done.
 
-    One matrix product instead of three for q, k, v and instead of two for gate and up; rows are quantized along the
-    input axis, so stacking them changes no value.
+    They must read one input in one format, each with weights of its own. Rows are quantized along the input axis, so
+    stacking them changes no value.
     """
-    groups: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
-    for node in stage.graph:
-        if node.domain != EW or node.op_type not in ("Linear", "QuantLinear"):
-            continue
-        parameters = node.inputs[1:]
-        if any(p is not None and (p.name not in stage.producers or len(p.uses()) != 1) for p in parameters):
-            continue
-        attributes = tuple(sorted((k, a.value) for k, a in node.attributes.items() if k != "out_features"))
-        given = tuple(p is not None for p in parameters)
-        groups[id(node.inputs[0]), node.op_type, attributes, given].append(node)
-    for nodes in groups.values():
-        if len(nodes) > 1:
-            _merge(stage, nodes)
+    if len({_kind(stage, node) for node in nodes}) != 1 or _kind(stage, nodes[0]) is None:
+        return False
+    _merge(stage, list(nodes))
+    return True
+
+
+def _kind(stage: Stage, node: ir.Node) -> tuple[object, ...] | None:
+    """Return what linears must have in common to be merged, or None for a node that can't be."""
+    if node.domain != EW or node.op_type not in ("Linear", "QuantLinear"):
+        return None
+    parameters = node.inputs[1:]
+    if any(p is not None and (p.name not in stage.producers or len(p.uses()) != 1) for p in parameters):
+        return None
+    attributes = tuple(sorted((k, a.value) for k, a in node.attributes.items() if k != "out_features"))
+    return (id(node.inputs[0]), node.op_type, attributes, tuple(p is not None for p in parameters))
 
 
 def _merge(stage: Stage, nodes: list[ir.Node]) -> None:

@@ -10,13 +10,15 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from edgewright.errors import ContextOverflowError, GenerationError
-from edgewright.runtime.engine import Engine, share
+from edgewright.runtime.engine import Engine, share, zeros
 
 Logits = Literal["last", "all", "none"]
 Ids = Sequence[int] | npt.NDArray[np.integer]
 
 #: Capacity a new cache starts with; it doubles when full, up to the context bound.
 FIRST_CAPACITY = 256
+#: When a cache grows, it has room for at least this many tokens more than are needed at once.
+_ROOM = 64
 #: Longest run of tokens given to the engine at once; longer appends are cut.
 PREFILL_CHUNK = 512
 
@@ -151,7 +153,7 @@ class Session:
         contract = self._engine.contract
         dtype = np.dtype(contract.kv_dtype)
         return [
-            np.zeros((self._batch, layer.kv_heads, capacity, layer.head_dim), dtype=dtype)
+            zeros((self._batch, layer.kv_heads, capacity, layer.head_dim), dtype)
             for layer in contract.kv
             for _ in ("key", "value")
         ]
@@ -160,14 +162,14 @@ class Session:
         capacity = self.capacity
         if length <= capacity:
             return
-        while capacity < length:
+        while capacity < length + _ROOM:
             capacity *= 2
         capacity = min(capacity, self.max_context)
         self._step = None
         # One tensor after the other: peak memory grows by one tensor, and an interruption leaves a usable cache.
         for index, array in enumerate(self._kv):
             if array.shape[2] < capacity:
-                grown = np.zeros((*array.shape[:2], capacity, array.shape[3]), dtype=array.dtype)
+                grown = zeros((*array.shape[:2], capacity, array.shape[3]), array.dtype)
                 grown[:, :, : self._length] = array[:, :, : self._length]
                 self._kv[index] = grown
 
@@ -218,7 +220,7 @@ class _Step:
         self._input("past_lengths", session._lengths[rows])
         self._input("logit_positions", positions.astype(np.int64))
         self._output("logits", self.logits)
-        self._fresh = [] if engine.contract.kv_in_place else [np.empty_like(array) for array in session._kv]
+        self._fresh = [] if engine.contract.kv_in_place else [zeros(array.shape, array.dtype) for array in session._kv]
         caches = session._kv
         for index, (past, present) in enumerate(_cache_names(engine)):
             self._input(past, caches[index][rows])
