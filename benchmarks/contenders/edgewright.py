@@ -18,10 +18,12 @@ class Edgewright(SteppedEngine):
     @staticmethod
     def prepare(checkpoint: Path, out: Path, recipe: Options) -> None:
         command = Path(sys.executable).with_name("edgewright")
+        source = (checkpoint / recipe.get("source", ".")).resolve()
+        weights = recipe["recipe"]
+        if weights.endswith(".yaml"):
+            weights = str(Path(__file__).parent.parent / weights)
         # The race measures quality itself.
-        subprocess.run(
-            [command, "deploy", checkpoint, "-o", out, "--recipe", recipe["recipe"], "--no-verify"], check=True
-        )
+        subprocess.run([command, "deploy", source, "-o", out, "--recipe", weights, "--no-verify"], check=True)
 
     def __init__(self, path: Path, options: Options, threads: int, capacity: int) -> None:
         from edgewright import LLM

@@ -48,6 +48,14 @@ INT4 = ("int4", "--sym", "--ratio", "1.0", "--group-size-fallback", "adjust", "-
 
 ENTRIES = (
     _edgewright("int4"),
+    Entry(
+        "edgewright int4 (original file)",
+        "edgewright",
+        {"recipe": "int4", "source": "../SmolLM2-135M-Instruct.Q4_1.gguf"},
+        "int4_original",
+        models=("smollm2",),
+    ),
+    Entry("edgewright int4, head int4", "edgewright", {"recipe": "recipes/int4-head.yaml"}, "int4_head"),
     _edgewright("int8"),
     _edgewright("float32"),
     _llama("Q4_0", "Q4_0"),

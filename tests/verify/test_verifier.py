@@ -120,14 +120,13 @@ def make_nan(values: np.ndarray) -> None:
 
 
 LAYER = "model.layers.1"
-QKV, GATED = f"{LAYER}.self_attn.q_proj+k_proj+v_proj", f"{LAYER}.mlp.gate_proj+up_proj"
 
 DAMAGES: list[tuple[str, str, str, Change]] = [
-    ("int4", f"{QKV}.scales", f"{LAYER}.self_attn.q_proj.codes is", scale_first),
+    ("int4", f"{LAYER}.self_attn.q_proj.scales", f"{LAYER}.self_attn.q_proj.codes is", scale_first),
     ("int4", f"{LAYER}.mlp.down_proj.scales", f"{LAYER}.mlp.down_proj.codes is", scale_first),
     ("int4", f"{LAYER}.mlp.down_proj.scales", f"{LAYER}.mlp.down_proj.codes has a scale that is not finite", make_nan),
-    ("int4", f"{GATED}.codes", f"{LAYER}.mlp.up_proj.codes is", flip_last_byte),
-    ("int8", f"{QKV}.codes", f"{LAYER}.self_attn.v_proj.codes is", flip_last_byte),
+    ("int4", f"{LAYER}.mlp.up_proj.codes", f"{LAYER}.mlp.up_proj.codes is", flip_last_byte),
+    ("int8", f"{LAYER}.self_attn.v_proj.codes", f"{LAYER}.self_attn.v_proj.codes is", flip_last_byte),
     ("int8", "model.embed_tokens.codes.flat", "model.embed_tokens.codes is", flip_last_byte),
     ("int8", "model.embed_tokens.scales", "model.embed_tokens.codes is", scale_first),
     ("int4", f"{LAYER}.input_layernorm.weight", f"{LAYER}.input_layernorm.weight is", shift_one),
@@ -165,7 +164,7 @@ def test_a_damaged_bias_fails_by_name(kind: str, tmp_path: Path) -> None:
     source = write_source(tmp_path / "s", "llama_bias")
     folder = deploy(source, tmp_path / "b", verify=False).path
     name, part, at = {
-        "q_proj": (f"{QKV}.bias", f"{LAYER}.self_attn.k_proj.bias", 43),
+        "q_proj": (f"{LAYER}.self_attn.k_proj.bias", f"{LAYER}.self_attn.k_proj.bias", 3),
         "mlp": (f"{LAYER}.mlp.down_proj.bias", f"{LAYER}.mlp.down_proj.bias", 7),
     }[kind]
     mapped, _ = tensor_place(folder, name)
@@ -208,8 +207,9 @@ def own_rope_table(model: onnx.ModelProto) -> None:
 
 
 def swap_gate_and_up(model: onnx.ModelProto) -> None:
-    node = [n for n in model.graph.node if n.op_type == "Split" and "gate_proj" in n.name][-1]
-    node.output[0], node.output[1] = node.output[1], node.output[0]
+    activation = [n for n in model.graph.node if n.op_type == "QuickGelu"][-1]
+    (product,) = [n for n in model.graph.node if activation.output[0] in n.input]
+    activation.input[0], product.input[1] = product.input[1], activation.input[0]
 
 
 def swap_k_norms(model: onnx.ModelProto) -> None:
