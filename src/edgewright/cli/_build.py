@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgewright.checkpoint import Checkpoint
 
 SOURCE_HELP = "a Hugging Face model folder, or a .gguf file"
-RECIPE_HELP = "how weights are stored: float32, float16, int8, int4, or a YAML file"
+RECIPE_HELP = "how weights are stored: float32, float16, int8, int4, stored, or a YAML file"
 
 
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:

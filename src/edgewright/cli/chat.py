@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from edgewright.cli._load import load
 from edgewright.cli._output import note
 from edgewright.cli._sampling import add_generation, sampling_of
 from edgewright.errors import ContextOverflowError
@@ -34,10 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat until the input ends."""
-    from edgewright.runtime.llm import LLM
 
     sampling = sampling_of(args)
-    llm = LLM.load(args.bundle, threads=args.threads)
+    llm = load(args)
     _ = llm.chat_template  # a bundle without one is refused before the first turn
     dialog = Dialog(llm, sampling, system=args.system, max_tokens=args.max_tokens, stop=args.stop)
     person = sys.stdin.isatty()

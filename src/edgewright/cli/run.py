@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgewright.cli._load import load
 from edgewright.cli._output import note, print_json
 from edgewright.cli._parser import token_ids
 from edgewright.cli._sampling import add_generation, sampling_of
@@ -46,11 +47,9 @@ def run(args: argparse.Namespace) -> int:
     """Generate."""
     text = None if args.prompt_ids else _prompt(args)
 
-    from edgewright.runtime.llm import LLM
-
     sampling = sampling_of(args)
     start = time.perf_counter()
-    llm = LLM.load(args.bundle, threads=args.threads)
+    llm = load(args)
     load_s = time.perf_counter() - start
     ids = args.prompt_ids or _encode(args, llm, text or "")
     start = time.perf_counter()

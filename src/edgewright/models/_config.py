@@ -27,7 +27,7 @@ NO_EFFECT: dict[str, str] = {
         "output options of another library": "return_dict output_hidden_states output_attentions "
         "torchscript _attn_implementation attn_implementation use_bfloat16 return_dict_in_generate "
         "cache_implementation",
-        "generation defaults, used by the runtime from generation_config": "do_sample temperature top_k top_p "
+        "generation defaults; sampling is a matter of the call": "do_sample temperature top_k top_p "
         "min_length max_length num_beams num_beam_groups diversity_penalty repetition_penalty length_penalty "
         "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences early_stopping "
         "typical_p suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values "

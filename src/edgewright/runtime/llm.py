@@ -131,7 +131,7 @@ class LLM:
         session: Session | None = None,
         ignore_eos: bool = False,
     ) -> Generation:
-        """Start generating; iterate over the result for text pieces, or ask it for `.text` or `.tokens`.
+        """Start generating; iterate over the result for text pieces, or ask it for `.text` or `.all_tokens()`.
 
         `prompt` is text (encoded with the tokenizer's special tokens), token ids, or chat messages. With `session` the
         dialog continues there. Generation ends at any EOS id, a stop string, `max_tokens`, or when the context is full

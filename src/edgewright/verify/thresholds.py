@@ -47,7 +47,7 @@ QUALITY = {
     "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
     "float16": Threshold(kl=1e-3, max_error=0.02, cosine=0.999),
     "int8": Threshold(kl=0.03, max_error=0.3, cosine=0.95),
-    "int4": Threshold(kl=1.5),
+    "int4": Threshold(kl=1.0),
 }
 _ORDER = ("float32", "float16", "int8", "int4")
 

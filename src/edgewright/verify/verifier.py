@@ -22,7 +22,7 @@ from edgewright.checkpoint import Checkpoint
 from edgewright.dialects import onnxruntime as onnxruntime_dialect
 from edgewright.dialects import portable as portable_dialect
 from edgewright.errors import BundleError
-from edgewright.files import inside
+from edgewright.files import inside, sha256_of
 from edgewright.graph import Stage
 from edgewright.graph.writer import layout_size, plan_layout
 from edgewright.models import build_llm
@@ -192,10 +192,14 @@ def recipe_of(manifest: Manifest) -> Recipe:
 
 
 def _check_source(manifest: Manifest, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose files have other sizes than those the bundle was built from."""
-    recorded = {name: entry["bytes"] for name, entry in manifest.source["files"].items()}
-    given = {path.name: path.stat().st_size for path in checkpoint.files}
-    if odd := sorted(name for name, size in given.items() if recorded.get(name) != size):
+    """Refuse a checkpoint whose files are not those the bundle was built from, by size and digest."""
+    recorded = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.source["files"].items()}
+    given = {
+        path.name: (path.stat().st_size, sha256_of(path))
+        for path in checkpoint.files
+        if path.stat().st_size == recorded.get(path.name, (-1,))[0]
+    }
+    if odd := sorted(path.name for path in checkpoint.files if given.get(path.name) != recorded.get(path.name)):
         raise BundleError(
             f"The bundle was not built from this checkpoint ({', '.join(odd)} differ): give the one it was built from."
         )
