@@ -48,25 +48,18 @@ def network(config: Config, max_context: int) -> nn.CausalLM:
     full = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
     local = nn.RopeTable("rope_local", max_context, config.head_size, config.rope_local_base_freq)
     layers = [
-        nn.DecoderLayer(
-            config.hidden_size,
-            nn.Attention(
-                config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_size,
-                rope=local if window else full,
-                qkv_bias=config.attention_bias,
-                out_bias=config.attention_bias,
-                window=window,
-                scale=config.query_pre_attn_scalar**-0.5,
-                qk_norm_epsilon=config.rms_norm_eps,
-                qk_norm_plus=1.0,
-            ),
-            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_activation),
-            config.rms_norm_eps,
+        nn.decoder_layer(
+            config,
+            local if window else full,
+            activation=config.hidden_activation,
             post_norms=True,
-            plus=1.0,
+            norm_plus=1.0,
+            qkv_bias=config.attention_bias,
+            out_bias=config.attention_bias,
+            window=window,
+            scale=config.query_pre_attn_scalar**-0.5,
+            qk_norm_epsilon=config.rms_norm_eps,
+            qk_norm_plus=1.0,
         )
         for window in config.windows()
     ]

@@ -29,21 +29,5 @@ class Config(DecoderConfig):
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
     rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
-    layers = [
-        nn.DecoderLayer(
-            config.hidden_size,
-            nn.Attention(
-                config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_size,
-                rope=rope,
-                qkv_bias=True,
-                window=window,
-            ),
-            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act),
-            config.rms_norm_eps,
-        )
-        for window in config.windows()
-    ]
+    layers = [nn.decoder_layer(config, rope, qkv_bias=True, window=window) for window in config.windows()]
     return nn.causal_lm(config, layers)

@@ -19,23 +19,9 @@ class Config(qwen2.Config):
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
     rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    bias, epsilon = config.attention_bias, config.rms_norm_eps
     layers = [
-        nn.DecoderLayer(
-            config.hidden_size,
-            nn.Attention(
-                config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_size,
-                rope=rope,
-                qkv_bias=config.attention_bias,
-                out_bias=config.attention_bias,
-                window=window,
-                qk_norm_epsilon=config.rms_norm_eps,
-            ),
-            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act),
-            config.rms_norm_eps,
-        )
+        nn.decoder_layer(config, rope, qkv_bias=bias, out_bias=bias, window=window, qk_norm_epsilon=epsilon)
         for window in config.windows()
     ]
     return nn.causal_lm(config, layers)

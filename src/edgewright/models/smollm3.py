@@ -52,21 +52,15 @@ class Config(DecoderConfig):
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
     rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    bias = config.attention_bias
     layers = [
-        nn.DecoderLayer(
-            config.hidden_size,
-            nn.Attention(
-                config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_size,
-                rope=rope if rotary else None,
-                qkv_bias=config.attention_bias,
-                out_bias=config.attention_bias,
-                window=window,
-            ),
-            nn.GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act, bias=config.mlp_bias),
-            config.rms_norm_eps,
+        nn.decoder_layer(
+            config,
+            rope if rotary else None,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=config.mlp_bias,
+            window=window,
         )
         for rotary, window in zip(config.rotary_layers(), config.windows(), strict=True)
     ]

@@ -1,7 +1,7 @@
 """The building blocks model families are made of."""
 
 from edgewright.nn.attention import Attention
-from edgewright.nn.causal_lm import CausalLM, Decoder, DecoderLayer, causal_lm
+from edgewright.nn.causal_lm import CausalLM, Decoder, DecoderLayer, causal_lm, decoder_layer
 from edgewright.nn.layers import Embedding, GatedMLP, Linear, RMSNorm
 from edgewright.nn.module import Module, Parameter
 from edgewright.nn.rope import RopeTable
@@ -19,4 +19,5 @@ __all__ = [
     "RMSNorm",
     "RopeTable",
     "causal_lm",
+    "decoder_layer",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from edgewright.graph import GraphBuilder, Stage
 from edgewright.nn.attention import Attention, Cache
 from edgewright.nn.layers import Embedding, GatedMLP, Linear, RMSNorm
 from edgewright.nn.module import Module
+from edgewright.nn.rope import RopeTable
 
 
 class DecoderLayer(Module):
@@ -155,14 +156,62 @@ def _positions(g: GraphBuilder, ids: ir.Value, lengths: ir.Value) -> ir.Value:
 
 
 class _Sizes(Protocol):
+    """What the usual layer and model need of a family's config."""
+
     @property
     def vocab_size(self) -> int: ...
     @property
     def hidden_size(self) -> int: ...
     @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def hidden_act(self) -> str: ...
+    @property
     def rms_norm_eps(self) -> float: ...
     @property
     def tie_word_embeddings(self) -> bool: ...
+
+
+class _AttentionOptions(TypedDict, total=False):
+    """The options of `Attention` that families set."""
+
+    qkv_bias: bool
+    out_bias: bool
+    window: int | None
+    scale: float | None
+    softcap: float | None
+    qk_norm_epsilon: float | None
+    qk_norm_plus: float
+
+
+def decoder_layer(
+    config: _Sizes,
+    rope: RopeTable | None,
+    *,
+    activation: str | None = None,
+    mlp_bias: bool = False,
+    post_norms: bool = False,
+    norm_plus: float = 0.0,
+    **attention: Unpack[_AttentionOptions],
+) -> DecoderLayer:
+    """Return a layer of a config's sizes; `activation` overrides `hidden_act`, `rope` None means no positions."""
+    width = config.hidden_size
+    mixer = Attention(
+        width,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_size,
+        rope=rope,
+        **attention,
+    )
+    mlp = GatedMLP(width, config.intermediate_size, activation or config.hidden_act, bias=mlp_bias)
+    return DecoderLayer(width, mixer, mlp, config.rms_norm_eps, post_norms=post_norms, plus=norm_plus)
 
 
 def causal_lm(
