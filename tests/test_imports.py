@@ -170,7 +170,7 @@ def test_the_device_side_loads_nothing_of_the_host_side() -> None:
 
 
 def test_the_public_names() -> None:
-    assert sorted(edgewright.__all__) == ["LLM", "__version__"]
+    assert sorted(edgewright.__all__) == ["LLM", "SamplingParams", "__version__"]
     assert edgewright.LLM.__module__ == "edgewright.runtime.llm"
     with pytest.raises(AttributeError, match="has no attribute 'VLM'"):
         _ = edgewright.VLM

@@ -32,7 +32,8 @@ def parts_of(wheel: Path) -> list[str]:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         text = archive.read(metadata).decode()
     found = re.findall(r"^Requires-Dist: *(\S+-part\d+)\s*(==\s*[\w.]+)?", text, re.MULTILINE)
-    return sorted((name + version.replace(" ", "") for name, version in found), key=lambda n: int(n.split("-part")[1][0]))
+    parts = [(int(name.rsplit("-part", 1)[1]), name + version.replace(" ", "")) for name, version in found]
+    return [requirement for _, requirement in sorted(parts)]
 
 
 def main() -> int:

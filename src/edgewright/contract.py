@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Dim = int | str
+#: dtypes an input or output may have.
+DTYPES = frozenset({"float32", "float16", "int8", "int32", "int64"})
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,18 @@ class StageContract:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StageContract:
-        """Build a contract from `to_json`'s result; raises KeyError or TypeError on another layout."""
+        """Build a contract from `to_json`'s result; raises KeyError, TypeError or ValueError on another layout."""
 
         def tensors(items: list[dict[str, Any]]) -> tuple[TensorContract, ...]:
             return tuple(TensorContract(t["name"], t["dtype"], tuple(t["shape"])) for t in items)
 
+        bounds = {name: (int(low), int(high)) for name, (low, high) in data["bounds"].items()}
+        if odd := {t["dtype"] for t in (*data["inputs"], *data["outputs"])} - DTYPES:
+            raise ValueError(f"the dtype {', '.join(sorted(odd))}")
         return cls(
             inputs=tensors(data["inputs"]),
             outputs=tensors(data["outputs"]),
-            bounds={name: (int(low), int(high)) for name, (low, high) in data["bounds"].items()},
+            bounds=bounds,
             kv=tuple(KVLayer(**layer) for layer in data["kv"]),
             kv_dtype=data["kv_dtype"],
             kv_in_place=bool(data["kv_in_place"]),

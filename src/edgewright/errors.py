@@ -115,5 +115,14 @@ class MissingExtraError(HostError):
     """A package that this command needs is not installed."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of another library's message, or its class where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class OutOfMemoryError(HostError):
+    """The machine has not enough memory for what was asked."""
+
+
 class OutputError(HostError):
     """The output exists already or can't be written."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -62,11 +62,11 @@ def new_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
     Anything else (an error, Ctrl-C) removes the sibling. Raises OutputError when `final` exists and is not to be
     replaced, or can't be written.
     """
-    final = final.absolute()
+    final = final.resolve() if replace else final.absolute()
     if (final.exists() or final.is_symlink()) and not replace:
         raise OutputError(f"{final.name} exists already: remove it, choose another name, or pass --force.")
-    if final.exists() and not final.is_dir():
-        raise OutputError(f"{final.name} exists and is not a folder: choose another name.")
+    if final.exists():
+        _require_replaceable(final)
     with os_errors(final.name):
         final.parent.mkdir(parents=True, exist_ok=True)
         work = final.with_name(f".{final.name}.partial-{os.getpid()}")
@@ -87,6 +87,26 @@ def new_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _require_replaceable(final: Path) -> None:
+    """Raise OutputError unless `final` is a folder of ours or empty, and nobody works in it."""
+    if not final.is_dir():
+        raise OutputError(f"{final.name} exists and is not a folder: choose another name.")
+    if any(final.iterdir()) and not (final / "manifest.json").is_file():
+        raise OutputError(f"{final.name} exists and is no bundle, so it is not replaced: remove it, or choose another.")
+    if Path.cwd().resolve().is_relative_to(final):
+        raise OutputError(f"{final.name} is the folder you are in, so it is not replaced: choose another name.")
+
+
+def require_space(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raise OutputError when the disk of `folder` has less than `needed_bytes` free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise OutputError(
+            f"{what} needs {needed_bytes / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free: free some, or choose "
+            "another disk."
+        )
+
+
 def _flush(folder: Path) -> None:
     """Ask the disk to keep every file of the folder before it gets its final name."""
     for path in folder.rglob("*"):
@@ -98,16 +118,14 @@ def _flush(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def copy_tree(source: Path, target: Path, *, leave_out: Container[str] = ()) -> None:
-    """Copy a folder's files into `target`, as hard links where the disk allows it: replace them, don't rewrite them."""
-    for path in sorted(source.rglob("*")):
-        name = path.relative_to(source)
-        if name.as_posix() in leave_out:
-            continue
-        place = target / name
-        if path.is_dir():
-            place.mkdir(parents=True, exist_ok=True)
-            continue
+def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copy the named files of a folder into `target`, as hard links where the disk allows it.
+
+    Replace the copies, don't rewrite them: a link shares its bytes with the source.
+    """
+    for name in names:
+        path, place = inside(source, name), inside(target, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(path, place)
         except OSError:

@@ -246,8 +246,9 @@ def test_outputs_in_the_way(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.txt").write_text("mine")
-    with pytest.raises(OutputError, match="folder exists already: remove it"):
-        deploy(source, tmp_path / "folder")
+    for force in (False, True):
+        with pytest.raises(OutputError, match="folder exists and is no bundle"):
+            deploy(source, tmp_path / "folder", force=force)
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
 
 

@@ -52,7 +52,7 @@ MANIFEST_ = Manifest(
             "stages/llm/engine.onnx",
             Machine("x86_64", ("avx2", "fma"), "1.32.0"),
         ),
-        "other": StageEntry("m.onnx", "portable", CONTRACT, {}),
+        "other": StageEntry("m.onnx", "portable", CONTRACT, EngineSettings().to_json()),
     },
     versions={"edgewright": "0.1"},
     verdict={"status": "passed"},

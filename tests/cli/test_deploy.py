@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,14 +93,28 @@ def test_an_existing_output_is_kept_unless_forced(cli: Cli, llama: Path, tmp_pat
     output = tmp_path / "bundle"
     output.mkdir()
     (output / "mine.txt").write_text("keep")
+    for force in ([], ["--force"]):
+        result = cli("deploy", llama, "-o", output, "--no-verify", *force)
+        assert result.code == 4
+        assert "plan:" not in result.err
+        the_sentence(result.err, "bundle exists and is no bundle")
+        assert (output / "mine.txt").read_text() == "keep"
+    (output / "mine.txt").unlink()
+    assert cli("deploy", llama, "-o", output, "--recipe", "int8", "--no-verify", "--force").code == 0
     result = cli("deploy", llama, "-o", output, "--no-verify")
     assert result.code == 4
-    assert "plan:" not in result.err
     the_sentence(result.err, "bundle exists already", "--force")
-    assert (output / "mine.txt").read_text() == "keep"
     assert cli("deploy", llama, "-o", output, "--no-verify", "--force").code == 0
-    assert not (output / "mine.txt").exists()
     assert read_manifest(output).recipe["name"] == "int4"
+
+
+def test_the_checkpoint_is_never_replaced(cli: Cli, llama: Path, tmp_path: Path) -> None:
+    inside = shutil.copytree(llama, tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").write_text("{}")
+    for output in (inside, tmp_path):
+        result = cli("deploy", inside, "-o", output, "--no-verify", "--force")
+        assert result.code == 4
+        assert (inside / "config.json").is_file()
 
 
 def test_a_bundle_of_another_recipe_is_not_taken_for_this_one(cli: Cli, llama: Path, tmp_path: Path) -> None:
@@ -118,7 +133,7 @@ def test_a_file_in_the_way(cli: Cli, llama: Path, tmp_path: Path) -> None:
     the_sentence(result.err, "Writing bundle failed", str(tmp_path / "file"), "choose another place")
     result = cli("deploy", llama, "-o", tmp_path / "file", "--no-verify", "--force")
     assert result.code == 4
-    the_sentence(result.err, "exists and is not a folder")
+    the_sentence(result.err, "exists and is no bundle")
     assert (tmp_path / "file").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -234,10 +249,9 @@ def test_an_interrupt_leaves_nothing(name: str, number: signal.Signals, llama: P
 
 
 def test_an_interrupt_keeps_what_force_would_have_replaced(llama: Path, plain_bundle: Path, tmp_path: Path) -> None:
-    output = tmp_path / "bundle"
-    output.mkdir()
+    output = shutil.copytree(plain_bundle, tmp_path / "bundle")
     (output / "mine.txt").write_text("keep")
-    words = ["deploy", str(llama), "-o", str(output), "--no-verify", "--force"]
+    words = ["deploy", str(llama), "-o", str(output), "--recipe", "float16", "--no-verify", "--force"]
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW.format(name="_seal"), *words], stderr=subprocess.PIPE, text=True
     )

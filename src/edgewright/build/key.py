@@ -14,22 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from edgewright._version import __version__
-from edgewright.bundle import Manifest, read_manifest, this_machine
+from edgewright.bundle import MANIFEST, Manifest, read_manifest, this_machine
 from edgewright.checkpoint import Checkpoint
-from edgewright.errors import BundleError
+from edgewright.checkpoint.folder import ASSETS
+from edgewright.errors import BundleError, OutputError
 from edgewright.files import canonical_json, inside, sha256_of
 from edgewright.quant.recipe import Recipe
-
-#: Files beside the weights that end up in a bundle.
-_ASSETS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 
 
 def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -37,7 +27,7 @@ def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     paths = list(checkpoint.files)
     if checkpoint.kind == "huggingface":
-        paths += [folder / name for name in _ASSETS if (folder / name).is_file()]
+        paths += [folder / name for name in ASSETS if (folder / name).is_file()]
     files = {}
     with _DigestMemory() as memory:
         for path in dict.fromkeys(paths):
@@ -57,14 +47,21 @@ def build_key(source: Mapping[str, Any], recipe: Recipe, **options: Any) -> str:
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-def up_to_date(output: Path, key: str) -> Manifest | None:
-    """Return the manifest of `output` when it is a complete bundle of this very build, else None."""
+def up_to_date(output: Path, key: str, *, verified: bool = False) -> Manifest | None:
+    """Return the manifest of `output` when it is a complete bundle of this very build, else None.
+
+    With `verified` its verdict must be a pass. Raises OutputError when something else than a bundle stands there, so
+    that nobody waits for a build that has no place.
+    """
+    if output.exists() and not (output / MANIFEST).is_file() and not (output.is_dir() and not any(output.iterdir())):
+        raise OutputError(f"{output.name} exists and is no bundle: remove it, or choose another name.")
     try:
         manifest = read_manifest(output)
-        same = manifest.key == key and all(
+        good = manifest.key == key and (not verified or manifest.verdict["status"] == "passed")
+        same = good and all(
             inside(output, name).stat().st_size == entry["bytes"] for name, entry in manifest.files.items()
         )
-    except (BundleError, OSError):
+    except (BundleError, OSError, KeyError, TypeError):
         return None
     return manifest if same else None
 
@@ -73,8 +70,8 @@ class _DigestMemory:
     """Digests of files by device, inode, size and modification time, kept in the user's cache folder."""
 
     def __init__(self) -> None:
-        base = os.environ.get("XDG_CACHE_HOME")
-        self._path = (Path(base) if base else Path.home() / ".cache") / "edgewright" / "digests.json"
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
+        self._path = Path(base) / "edgewright" / "digests.json"
         self._known: dict[str, str] = {}
         self._changed = False
 
@@ -89,7 +86,7 @@ class _DigestMemory:
     def digest(self, path: Path) -> str:
         """Return the file's SHA-256."""
         stat = path.stat()
-        name = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+        name = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
         if name not in self._known:
             self._known[name] = sha256_of(path)
             self._changed = True

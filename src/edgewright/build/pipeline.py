@@ -12,13 +12,13 @@ from typing import Any
 from edgewright._version import __version__
 from edgewright.build.card import model_card
 from edgewright.build.key import build_key, source_record, up_to_date
-from edgewright.bundle import MANIFEST, Manifest, StageEntry, check_files, read_manifest, write_manifest
+from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.dialects import onnxruntime as onnxruntime_dialect
 from edgewright.dialects import portable as portable_dialect
-from edgewright.errors import BundleError, UsageError, VerificationError
-from edgewright.files import canonical_json, copy_tree, inside, new_folder
+from edgewright.errors import BundleError, OutputError, UsageError, VerificationError
+from edgewright.files import canonical_json, copy_files, inside, new_folder, require_space
 from edgewright.graph import Stage
 from edgewright.graph.writer import MODEL_FILE, layout_size, parameter_count, plan_layout, write_stage
 from edgewright.models import build_llm
@@ -26,6 +26,7 @@ from edgewright.progress import SILENT, Progress
 from edgewright.quant.apply import Applied, quantize_stage
 from edgewright.quant.formats import FloatFormat, IntFormat
 from edgewright.quant.recipe import Recipe, load_recipe
+from edgewright.runtime.llm import llm_stage
 from edgewright.targets import TARGETS
 from edgewright.targets.cpu import settings_for
 
@@ -69,8 +70,9 @@ def deploy(
         record = source_record(checkpoint)
     key = build_key(record, parsed, target=target, max_context=max_context, verify=verify)
     final = Path(output)
-    if (done := up_to_date(final, key)) is not None:
+    if (done := up_to_date(final, key, verified=verify)) is not None:
         return Built(final, done, reused=True)
+    _check_place(checkpoint, final)
     with new_folder(final, replace=force) as work:
         entry, stage, applied = _write(checkpoint, work, parsed, "onnxruntime", max_context, progress)
         with progress.step(f"compile for {target}"):
@@ -104,6 +106,7 @@ def export(
     final = Path(output)
     if (done := up_to_date(final, key)) is not None:
         return Built(final, done, reused=True)
+    _check_place(checkpoint, final)
     with new_folder(final, replace=force) as work:
         entry, stage, applied = _write(checkpoint, work, parsed, dialect, max_context, progress)
         manifest = _seal(work, _manifest(checkpoint, record, parsed, stage, applied, entry, target=None, key=key))
@@ -129,15 +132,15 @@ def compile_bundle(
     manifest = read_manifest(root)
     with progress.step("check files"):
         check_files(root, manifest)
-    entry = manifest.stages["llm"]
+    entry = llm_stage(manifest)
     if entry.dialect != "onnxruntime":
         raise BundleError(
             f"The graph is in the {entry.dialect} dialect, which {target} can't run: export with --dialect onnxruntime."
         )
     half = entry.settings["optimization"] != "disabled"
-    stale = {MANIFEST, CARD, VERIFY_REPORT, *(name for name in manifest.files if "/engine." in name)}
+    kept = [name for name in manifest.files if name not in (CARD, VERIFY_REPORT) and "/engine." not in name]
     with new_folder(Path(output), replace=force) as work:
-        copy_tree(root, work, leave_out=stale)
+        copy_files(root, work, kept)
         with progress.step(f"compile for {target}"):
             stage_folder = inside(work, str(Path(entry.graph).parent))
             compiled = TARGETS[target](stage_folder, STAGE_FOLDER, entry.contract, half_weights=half)
@@ -169,11 +172,27 @@ def _write(
         sidecars.mkdir()
         for name, data in checkpoint.sidecars().items():
             (sidecars / name).write_bytes(data)
-    with progress.step("write weights", layout_size(plan_layout(stage))) as advance:
+    size = layout_size(plan_layout(stage))
+    # Compiling writes a second copy for a moment.
+    require_space(work, size if dialect == "portable" else 2 * size, "The build")
+    with progress.step("write weights", size) as advance:
         write_stage(stage, work / STAGE_FOLDER, progress=advance)
     settings = settings_for(dialect, half_weights=_half_weights(applied))
     entry = StageEntry(f"{STAGE_FOLDER}/{MODEL_FILE}", dialect, stage.contract, settings.to_json())
     return entry, stage, applied
+
+
+def _eos(config: Mapping[str, Any]) -> Any:
+    """Return the config's end-of-sequence ids; a wrapper may keep them in its text config."""
+    inner = config.get("text_config")
+    ids = config.get("eos_token_id")
+    return ids if ids is not None or not isinstance(inner, Mapping) else inner.get("eos_token_id")
+
+
+def _check_place(checkpoint: Checkpoint, final: Path) -> None:
+    """Refuse an output that would replace the checkpoint itself."""
+    if checkpoint.path.resolve().is_relative_to(final.resolve()):
+        raise OutputError(f"{final.name} holds the checkpoint, so it is not replaced: choose another output.")
 
 
 def _half_weights(applied: Sequence[Applied]) -> bool:
@@ -200,7 +219,7 @@ def _manifest(
             "layers": len(stage.contract.kv),
             "vocab_size": vocab,
             "max_context": stage.contract.bounds["capacity"][1],
-            "eos_token_id": config.get("eos_token_id"),
+            "eos_token_id": _eos(config),
         },
         source=record,
         recipe={"name": recipe.name, "summary": _summary(applied), "modules": [_module(a) for a in applied]},
@@ -268,7 +287,7 @@ def _verify(work: Path, checkpoint: Checkpoint, recipe: Recipe, manifest: Manife
 def record_verdict(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> Manifest:
     """Put a verification report and its verdict into a bundle; the bundle is replaced in one step."""
     with new_folder(folder, replace=True) as work:
-        copy_tree(folder, work, leave_out={MANIFEST, CARD, VERIFY_REPORT})
+        copy_files(folder, work, [name for name in manifest.files if name not in (CARD, VERIFY_REPORT)])
         return _write_verdict(work, manifest, report)
 
 

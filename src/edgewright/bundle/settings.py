@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+#: What may be done to a graph at load.
+OPTIMIZATIONS = ("disabled", "basic", "all")
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -27,4 +30,6 @@ class EngineSettings:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineSettings:
         """Build settings from a manifest; raises KeyError or TypeError on another layout."""
-        return cls(str(data["optimization"]), int(data["threads"]), dict(data["config"]))
+        if data["optimization"] not in OPTIMIZATIONS:
+            raise ValueError(f"the optimization {data['optimization']!r}")
+        return cls(data["optimization"], int(data["threads"]), {str(k): str(v) for k, v in data["config"].items()})

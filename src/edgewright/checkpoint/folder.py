@@ -27,6 +27,8 @@ SIDECARS = (
     "generation_config.json",
     "special_tokens_map.json",
 )
+#: Every file beside the weights that `sidecars` may be made of.
+ASSETS = (*SIDECARS, "chat_template.json", "tokenizer.model", "added_tokens.json")
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewright.bundle import Manifest, read_manifest
-from edgewright.errors import BundleError
+from edgewright.errors import BundleError, BundleTamperedError
 from edgewright.files import inside
 
 
@@ -39,6 +39,7 @@ def _weights(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the tensors of all stages and their bytes by dtype; nothing on a device without onnx."""
     try:
         import onnx
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
         from edgewright.cli._inspect_graph import bytes_by_dtype, tensors_of
     except ModuleNotFoundError:
@@ -48,5 +49,10 @@ def _weights(folder: Path, manifest: Manifest) -> dict[str, Any]:
         graph = inside(folder, stage.graph)
         if not graph.is_file():
             raise BundleError(f"The bundle's file {stage.graph} is missing: copy or build the bundle again.")
-        tensors += tensors_of(onnx.load(graph, load_external_data=False))
+        try:
+            tensors += tensors_of(onnx.load(graph, load_external_data=False))
+        except DecodeError:
+            raise BundleTamperedError(
+                f"The bundle's file {stage.graph} is no ONNX graph: copy the bundle again."
+            ) from None
     return {"bytes_by_dtype": bytes_by_dtype(tensors), "tensors": tensors}

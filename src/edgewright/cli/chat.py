@@ -119,6 +119,7 @@ class Dialog:
             sampling=self._sampling,
             stop=self._stop,
             session=self._session,
+            history=ids[: self._session.length],
         )
         try:
             for piece in generation:

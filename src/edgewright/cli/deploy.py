@@ -29,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     output, verify = Path(args.output), not args.no_verify
     checkpoint = open_checkpoint(args.source)
     recipe = load_recipe(args.recipe)
-    if output.is_dir():
+    if output.exists():
         key = build_key(
             source_record(checkpoint), recipe, target=args.target, max_context=args.max_context, verify=verify
         )
-        if (manifest := up_to_date(output, key)) is not None:
+        if (manifest := up_to_date(output, key, verified=verify)) is not None:
             report_built(args, output, manifest, reused=True)
             return 0
     print_plan(args, checkpoint, f"{args.target}{' and verify' if verify else ', not verified'}")

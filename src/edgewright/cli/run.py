@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate."""
+    if args.prompt_ids and (args.system is not None or args.chat):
+        raise UsageError("--prompt-ids are fed as they are: --system and --chat have no meaning beside them.")
     text = None if args.prompt_ids else _prompt(args)
 
     sampling = sampling_of(args)

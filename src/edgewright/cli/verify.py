@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgewright.cli._build import SOURCE_HELP
 from edgewright.cli._output import note, print_json, verdict_lines
 from edgewright.cli._progress import progress_for
+from edgewright.errors import OutputError
 
 if TYPE_CHECKING:
     from edgewright.bundle import Manifest
@@ -46,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
 
     report = verify_bundle(folder, open_checkpoint(args.source), progress=progress)
     data = report.to_json()
-    _record(folder, manifest, data)
     if args.json:
         print_json(data)
     else:
         print("\n".join(verdict_lines(data)))
+    _record(folder, manifest, data)
     if report.passed:
         return 0
     note(f"edgewright: error: the bundle failed verification: {report.reason()}")
@@ -74,5 +75,5 @@ def _record(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> None
 
     try:
         record_verdict(folder, manifest, report)
-    except OSError as error:
-        note(f"note: the verdict was not recorded, the bundle can't be written ({error.strerror or error})")
+    except (OSError, OutputError) as error:
+        note(f"note: the verdict was not recorded in the bundle: {error}")

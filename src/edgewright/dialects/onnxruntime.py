@@ -243,7 +243,9 @@ def _block_sums(stage: Stage, width: int, group: int) -> ir.Value:
     name = f"block_sums_{width}_{group}"
     if name not in stage.graph.initializers:
         table = ComputedWeight(
-            name, (width, blocks), lambda: (np.arange(width)[:, None] // group == np.arange(blocks)).astype(np.float32)
+            name,
+            (width, blocks),
+            lambda a, b: (np.arange(a, b)[:, None] // group == np.arange(blocks)).astype(np.float32),
         )
         stage.add_weight(table)
         value = ir.Value(name=name, shape=ir.Shape(table.shape), type=ir.TensorType(ir.DataType.FLOAT))

@@ -28,7 +28,7 @@ class Stage:
 
     A producer of several tensors stands under each of their names. `weights` holds the float weights as the
     checkpoint gave them, by name, for passes that quantize and for verification. `notes` collects, in words, what was
-    decided on the way (tied heads, exact pass-through, padding); the manifest carries them. `aliases` names
+    decided on the way (tied heads, left-out tensors, a bounded context); the manifest carries them. `aliases` names
     initializers that are another initializer's bytes under another shape.
     """
 

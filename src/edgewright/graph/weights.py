@@ -16,6 +16,8 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
+from edgewright.errors import CheckpointError
+
 #: Rows are read in blocks of about this many elements (float32: 512 KiB, which stays in a core's cache).
 BLOCK_ELEMENTS = 1 << 17
 
@@ -74,11 +76,11 @@ class Weight(ABC):
         """Return the stored tensor this weight is, value for value, or None when it was transformed."""
         return None
 
-    def blocks(self, multiple: int = 1) -> Iterator[tuple[int, int]]:
-        """Yield row ranges of about BLOCK_ELEMENTS elements, each a multiple of `multiple` rows but the last."""
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield row ranges of about BLOCK_ELEMENTS elements."""
         rows = self.shape[0] if self.shape else 1
         width = max(1, math.prod(self.shape[1:]))
-        step = max(1, BLOCK_ELEMENTS // width // multiple) * multiple
+        step = max(1, BLOCK_ELEMENTS // width)
         for start in range(0, rows, step):
             yield start, min(rows, start + step)
 
@@ -101,20 +103,17 @@ class StoredWeight(Weight):
 
 
 class ComputedWeight(Weight):
-    """A table made by a function (rope tables, constants); small enough to be held whole while it is written."""
+    """A table made by a function of a row range (rope tables, constants)."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> None:
+    def __init__(self, name: str, shape: tuple[int, ...], make: Callable[[int, int], np.ndarray]) -> None:
         self.name = name
         self.shape = shape
         self._make = make
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        values = self._make()
-        assert values.shape == self.shape, (self.name, values.shape, self.shape)
-        return np.ascontiguousarray(values[start:stop], dtype=np.float32)
-
-    def blocks(self, multiple: int = 1) -> Iterator[tuple[int, int]]:
-        yield 0, self.shape[0]
+        values = self._make(start, stop)
+        assert values.shape == (stop - start, *self.shape[1:]), (self.name, values.shape, self.shape)
+        return np.ascontiguousarray(values, dtype=np.float32)
 
 
 class Producer(ABC):
@@ -138,9 +137,18 @@ class FloatProducer(Producer):
         self.specs = (TensorSpec(weight.name, dtype, weight.shape),)
 
     def chunks(self) -> Iterator[Callable[[], tuple[np.ndarray, ...]]]:
-        dtype = self.specs[0].numpy_dtype
         for start, stop in self.weight.blocks():
-            yield lambda a=start, b=stop: (self.weight.rows(a, b).astype(dtype, copy=False),)  # type: ignore[misc]
+            yield lambda a=start, b=stop: (self._chunk(a, b),)  # type: ignore[misc]
+
+    def _chunk(self, start: int, stop: int) -> np.ndarray:
+        spec = self.specs[0]
+        with np.errstate(over="ignore"):
+            values = self.weight.rows(start, stop).astype(spec.numpy_dtype, copy=False)
+        if isinstance(self.weight, StoredWeight) and not np.isfinite(values).all():
+            raise CheckpointError(
+                f"{self.weight.name} holds values that {spec.dtype} can't: repair it, or keep it in float32."
+            )
+        return values
 
 
 class StackedProducer(Producer):

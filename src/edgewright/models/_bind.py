@@ -121,6 +121,8 @@ def _bind(network: CausalLM, stored: Mapping[str, Any], family: Family) -> list[
 def _attach(parameter: Parameter, tensor: Rows) -> list[str]:
     if tuple(tensor.shape) != parameter.shape:
         return [f"{parameter.name} has the shape {list(tensor.shape)} where {list(parameter.shape)} is needed"]
+    if "float" not in tensor.dtype and not tensor.dtype.startswith("Q"):
+        return [f"{parameter.name} is stored as {tensor.dtype} where floating-point numbers are needed"]
     parameter.weight = StoredWeight(tensor, parameter.name, parameter.plus)
     return []
 

@@ -39,6 +39,9 @@ NO_EFFECT: dict[str, str] = {
     for key in keys.split()
 }
 
+#: No known model has as many layers; a larger number would only exhaust memory.
+MAX_LAYERS = 4096
+
 #: Keys whose only understood value is this one.
 FIXED: dict[str, Any] = {
     "is_encoder_decoder": False,
@@ -134,6 +137,8 @@ class DecoderConfig:
             and f.name not in self.signed
             and not 0 < value < math.inf
         ]
+        if self.num_hidden_layers > MAX_LAYERS:
+            found.append(f"num_hidden_layers is {self.num_hidden_layers}, more than {MAX_LAYERS}")
         if found:
             return found
         if self.num_attention_heads % self.kv_heads:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,8 @@ class RopeTable:
     scaling: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_scaling(self.scaling or {})
+        if check_scaling(self.scaling or {}) == "yarn" and self.theta <= 1:
+            raise ConfigError(f"Rope scaling 'yarn' needs a rope_theta above 1, not {self.theta}.")
 
     def angles(self) -> tuple[Array, float]:
         """Return float32 inverse frequencies `[rotary_dim / 2]` and the factor of cos and sin."""
@@ -131,14 +133,14 @@ class RopeTable:
         """Return the cos and sin initializers."""
         shape = (self.positions, self.rotary_dim // 2)
 
-        def table(function: np.ufunc) -> Array:
+        def table(function: np.ufunc, start: int, stop: int) -> Array:
             freqs, factor = self.angles()
-            turns = np.arange(self.positions, dtype=np.float32)[:, None] * freqs
+            turns = np.arange(start, stop, dtype=np.float32)[:, None] * freqs
             values: Array = (function(turns.astype(np.float64)) * factor).astype(np.float32)
             return values
 
-        cos = ComputedWeight(f"{self.name}.cos", shape, lambda: table(np.cos))
-        sin = ComputedWeight(f"{self.name}.sin", shape, lambda: table(np.sin))
+        cos = ComputedWeight(f"{self.name}.cos", shape, partial(table, np.cos))
+        sin = ComputedWeight(f"{self.name}.sin", shape, partial(table, np.sin))
         return g.weight(cos), g.weight(sin)
 
 

@@ -44,6 +44,8 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
         wanted = formats[module]
         fmt = stored_format(tensor) if isinstance(wanted, StoredFormat) else wanted
         exact = isinstance(fmt, IntFormat) and held_exactly(tensor, fmt) is not None
+        if exact and isinstance(fmt, IntFormat):
+            fmt = replace(fmt, zero_point=False)  # codes that are taken over need none
         stored = tensor.dtype if tensor is not None else "transformed"
         applied.append(Applied(module, kind, fmt, exact or stored == fmt.label, stored))
         key = (weight.name, replace(fmt, int8_activations=True) if isinstance(fmt, IntFormat) else fmt)

@@ -108,6 +108,8 @@ class ExactProducer(Producer):
 
     def _chunk(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
         parts = self._tensor.parts(start, stop)
+        if not np.isfinite(parts.scales).all() or not (parts.offsets is None or np.isfinite(parts.offsets).all()):
+            raise CheckpointError(f"{self.weight.name} holds scales that are not finite: repair the checkpoint.")
         zero = self.format.levels // 2
         if parts.offsets is None:
             codes = (parts.codes.astype(np.int16) + zero).astype(np.uint8)

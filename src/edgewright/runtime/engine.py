@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
-from edgewright.errors import BundleError, TargetMismatchError
+from edgewright.errors import BundleError, GenerationError, OutOfMemoryError, TargetMismatchError, first_line
 
 _CACHE_LINE = 64
 _LEVELS = {
@@ -49,8 +49,9 @@ class Engine:
                 str(model), session_options(settings, threads), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
+            _raise_out_of_memory(error)
             raise BundleError(
-                f"ONNX Runtime {ort.__version__} can't load {model.name}: {str(error).splitlines()[0]} "
+                f"ONNX Runtime {ort.__version__} can't load {model.name}: {first_line(error)} "
                 "Compile the bundle again on this machine."
             ) from None
         self.contract = contract
@@ -80,8 +81,20 @@ class Engine:
         return self.session.io_binding()
 
     def run(self, binding: ort.IOBinding) -> None:
-        """Run once with everything bound."""
-        self.session.run_with_iobinding(binding)
+        """Run once with everything bound; raises OutOfMemoryError, or GenerationError when the engine fails."""
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:
+            _raise_out_of_memory(error)
+            raise GenerationError(f"The engine failed ({first_line(error)}): verify the bundle.") from None
+
+
+def _raise_out_of_memory(error: Exception) -> None:
+    words = ("bad_alloc", "Failed to allocate", "out of memory", "BFCArena")
+    if isinstance(error, MemoryError) or any(word in str(error) for word in words):
+        raise OutOfMemoryError(
+            "There is not enough memory to run the model: close other programs, or use a smaller context or recipe."
+        ) from None
 
 
 _ORT_TYPES = {

@@ -18,7 +18,9 @@ class Generation:
     """Iterate for pieces of text as they become certain; the work is done as you iterate.
 
     `tokens` holds the generated ids so far (an EOS id that ended it included), `finish_reason` is None until the end:
-    "stop" (EOS or stop string) or "length" (`max_tokens`, or the context is full).
+    "stop" (EOS or stop string) or "length" (`max_tokens`, or the context is full). The session holds the prompt and all
+    tokens but the last, which was not fed; a dialog that goes on begins with it. `history` are ids the session held
+    before, for the repetition penalty.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Generation:
         sampling: SamplingParams,
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
+        history: Sequence[int] = (),
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise GenerationError(f"max_tokens must be at least 1, not {max_tokens}.")
@@ -52,7 +55,7 @@ class Generation:
         self._limit = room + 1 if max_tokens is None else min(max_tokens, room + 1)
         self._eos = frozenset(eos_ids)
         self._tokenizer = tokenizer
-        self._sampler = Sampler(sampling, self.prompt_ids)
+        self._sampler = Sampler(sampling, [*history, *self.prompt_ids])
         self._stop = StopStrings(stop) if stop else None
         self._pieces = self._run()
 

@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, this_machine
 from edgewright.bundle.settings import EngineSettings
-from edgewright.errors import BundleError, EdgewrightError, TemplateError, TokenizerError
+from edgewright.errors import BundleError, EdgewrightError, GenerationError, TemplateError, TokenizerError
 from edgewright.files import canonical_json, inside
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.generation import Generation
@@ -91,7 +93,7 @@ class LLM:
             raise TemplateError(
                 "The bundle has no chat template (a base model?): give a plain prompt instead of a chat."
             )
-        return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens=self.tokenizer.special_tokens)
+        return ChatTemplate(_text(path), special_tokens=self.tokenizer.special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -130,12 +132,15 @@ class LLM:
         stop: Sequence[str] = (),
         session: Session | None = None,
         ignore_eos: bool = False,
+        history: Sequence[int] = (),
     ) -> Generation:
         """Start generating; iterate over the result for text pieces, or ask it for `.text` or `.all_tokens()`.
 
         `prompt` is text (encoded with the tokenizer's special tokens), token ids, or chat messages. With `session` the
-        dialog continues there. Generation ends at any EOS id, a stop string, `max_tokens`, or when the context is full
-        (`finish_reason` is then "length"). Raises ContextOverflowError when the prompt itself does not fit.
+        dialog continues there: `prompt` follows what it holds, which is all but the last token of the generation
+        before, and `history` tells the repetition penalty what that was. Generation ends at any EOS id, a stop string,
+        `max_tokens`, or when the context is full (`finish_reason` is then "length"). Raises ContextOverflowError when
+        the prompt itself does not fit, GenerationError when it is a mixture.
         """
         ids = self._prompt_ids(prompt)
         return Generation(
@@ -146,6 +151,7 @@ class LLM:
             sampling=sampling or SamplingParams(),
             stop=stop,
             max_tokens=max_tokens,
+            history=history,
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int] | Messages) -> list[int]:
@@ -154,6 +160,8 @@ class LLM:
         messages = [item for item in prompt if isinstance(item, Mapping)]
         if messages and len(messages) == len(prompt):
             return self.encode_chat(messages)
+        if messages or not all(isinstance(item, int | np.integer) for item in prompt):
+            raise GenerationError("A prompt is a text, a list of token ids or a list of messages, not a mixture.")
         return [int(item) for item in prompt if not isinstance(item, Mapping)]
 
     def _sidecar(self, name: str) -> Path | None:
@@ -173,9 +181,18 @@ class LLM:
         return data
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise TemplateError(f"{path.name} is not UTF-8 text: repair it and deploy again.") from None
+
+
 def llm_stage(manifest: Manifest) -> StageEntry:
     """Return the manifest's `llm` stage; raises BundleError when it has none."""
     stage = manifest.stages.get("llm")
     if stage is None:
         raise BundleError("The bundle has no llm stage, so it can't generate text.")
+    if missing := {"batch", "capacity"} - stage.contract.bounds.keys():
+        raise BundleError(f"The bundle's llm stage has no bounds for {', '.join(sorted(missing))}: build it again.")
     return stage

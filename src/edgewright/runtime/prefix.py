@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,12 +18,28 @@ from edgewright.errors import GenerationError
 from edgewright.files import os_errors
 from edgewright.runtime.session import Session
 
+#: What NumPy and zipfile raise on damaged files.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    AttributeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 
 def save_prefix(path: Path, session: Session, ids: Sequence[int], model_id: str) -> None:
     """Write a session's cache and the ids it was made of; the file appears only when complete.
 
     Raises GenerationError when `ids` are not as many as the session holds, OutputError when the disk refuses.
     """
+    if session.cache() and session.cache()[0].shape[0] != 1:
+        raise GenerationError("A prefix cache holds one sequence: save it from a session of batch 1.")
     if len(ids) != session.length:
         raise GenerationError(f"{len(ids)} ids don't describe a session that holds {session.length} tokens.")
     arrays: dict[str, np.ndarray] = {"ids": np.asarray(ids, dtype=np.int64), "model": np.array(model_id)}
@@ -31,7 +48,8 @@ def save_prefix(path: Path, session: Session, ids: Sequence[int], model_id: str)
     try:
         with os_errors(path.name), scratch.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        scratch.replace(path)
+        with os_errors(path.name):
+            scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -49,7 +67,7 @@ def load_prefix(path: Path, session: Session, model_id: str) -> list[int]:
             cache = [data[f"kv.{index}"] for index in range(len(session.cache()))]
     except FileNotFoundError:
         raise GenerationError(f"There is no prefix cache {path}: save one first.") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except _DAMAGED as error:
         raise GenerationError(
             f"{path.name} is not a readable prefix cache ({error}): compute the prefix again."
         ) from None

@@ -91,7 +91,7 @@ class Session:
             else:
                 positions = np.array([], dtype=np.int64)
             parts.append(self._run(chunk, positions))
-        result = np.concatenate(parts, axis=1)
+        result = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return result if self._batch > 1 else result[0]
 
     def truncate(self, length: int) -> None:
@@ -129,7 +129,10 @@ class Session:
         self._set_length(length)
 
     def _checked(self, ids: Ids) -> npt.NDArray[np.int64]:
-        array = np.asarray(ids)
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise GenerationError("Token ids of several sequences must be equally many.") from None
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise GenerationError(f"Token ids must be integers, not {array.dtype}.")
         if array.ndim == 1 and self._batch == 1:

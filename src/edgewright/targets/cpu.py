@@ -15,7 +15,8 @@ from edgewright.bundle.machine import this_machine
 from edgewright.bundle.manifest import StageEntry
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
-from edgewright.errors import UnsupportedFormatError
+from edgewright.errors import UnsupportedFormatError, first_line
+from edgewright.files import require_space
 from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE
 
 ENGINE_FILE = "engine.onnx"
@@ -58,8 +59,9 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     try:
         ort.InferenceSession(str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"])
     except Exception as error:
+        require_space(folder, (folder / WEIGHTS_FILE).stat().st_size, "Compiling")
         raise UnsupportedFormatError(
-            f"ONNX Runtime {ort.__version__} refuses the graph: {str(error).splitlines()[0]} Please report it."
+            f"ONNX Runtime {ort.__version__} refuses the graph: {first_line(error)} Please report it."
         ) from None
     try:
         _relink(folder, scratch)

@@ -134,6 +134,7 @@ def verify_bundle(
     levels = {"quality": _compare(candidate, wanted, QUALITY[coarsest(applied)])}
     if any(isinstance(a.format, IntFormat) for a in applied):
         if weights.exact < weights.tensors:
+            del wanted
             same, _ = semantic()
             use_shipped_weights(same, found, tensors)
             wanted = _reference_logits(scripts, same, threads, progress, "reference over shipped weights")
@@ -192,14 +193,17 @@ def recipe_of(manifest: Manifest) -> Recipe:
 
 
 def _check_source(manifest: Manifest, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose files are not those the bundle was built from, by size and digest."""
-    recorded = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.source["files"].items()}
-    given = {
-        path.name: (path.stat().st_size, sha256_of(path))
+    """Refuse a checkpoint with a file that is none of those the bundle was built from, by size and digest."""
+    recorded = {entry["bytes"]: set[str]() for entry in manifest.source["files"].values()}
+    for entry in manifest.source["files"].values():
+        recorded[entry["bytes"]].add(entry["sha256"])
+    odd = [
+        path.name
         for path in checkpoint.files
-        if path.stat().st_size == recorded.get(path.name, (-1,))[0]
-    }
-    if odd := sorted(path.name for path in checkpoint.files if given.get(path.name) != recorded.get(path.name)):
+        if path.stat().st_size not in recorded or sha256_of(path) not in recorded[path.stat().st_size]
+    ]
+    if odd:
         raise BundleError(
-            f"The bundle was not built from this checkpoint ({', '.join(odd)} differ): give the one it was built from."
+            f"The bundle was not built from this checkpoint ({', '.join(sorted(odd))} differ): "
+            "give the one it was built from."
         )
