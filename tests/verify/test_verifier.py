@@ -125,7 +125,7 @@ DAMAGES: list[tuple[str, str, str, Change]] = [
     ("int4", f"{LAYER}.self_attn.q_proj.scales", f"{LAYER}.self_attn.q_proj.codes is", scale_first),
     ("int4", f"{LAYER}.mlp.down_proj.scales", f"{LAYER}.mlp.down_proj.codes is", scale_first),
     ("int4", f"{LAYER}.mlp.down_proj.scales", f"{LAYER}.mlp.down_proj.codes has a scale that is not finite", make_nan),
-    ("int4", f"{LAYER}.mlp.up_proj.codes", f"{LAYER}.mlp.up_proj.codes is", flip_last_byte),
+    ("int4", f"{LAYER}.mlp.gate_proj+up_proj.codes", f"{LAYER}.mlp.up_proj.codes is", flip_last_byte),
     ("int8", f"{LAYER}.self_attn.v_proj.codes", f"{LAYER}.self_attn.v_proj.codes is", flip_last_byte),
     ("int8", "model.embed_tokens.codes.flat", "model.embed_tokens.codes is", flip_last_byte),
     ("int8", "model.embed_tokens.scales", "model.embed_tokens.codes is", scale_first),
@@ -207,9 +207,8 @@ def own_rope_table(model: onnx.ModelProto) -> None:
 
 
 def swap_gate_and_up(model: onnx.ModelProto) -> None:
-    activation = [n for n in model.graph.node if n.op_type == "QuickGelu"][-1]
-    (product,) = [n for n in model.graph.node if activation.output[0] in n.input]
-    activation.input[0], product.input[1] = product.input[1], activation.input[0]
+    node = [n for n in model.graph.node if n.op_type == "Split" and "gate_proj" in n.name][-1]
+    node.output[0], node.output[1] = node.output[1], node.output[0]
 
 
 def swap_k_norms(model: onnx.ModelProto) -> None:
