@@ -18,10 +18,11 @@ import pytest
 import tokenizers
 from hypothesis import settings
 
-from edgewright.build.pipeline import DIALECTS, deploy
+from edgewright.build.pipeline import deploy
 from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.contract import StageContract, TensorContract
+from edgewright.dialects import LOWERINGS
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.models import build_llm
@@ -97,7 +98,7 @@ def lowered(checkpoint: Checkpoint, dialect: str, recipe: str | Recipe = "float3
     """Build, quantize and lower the llm stage."""
     stage = build_llm(checkpoint, **options)
     quantize_stage(stage, load_recipe(recipe) if isinstance(recipe, str) else recipe)
-    return DIALECTS[dialect](stage)
+    return LOWERINGS[dialect](stage)
 
 
 def engine_of(stage: Stage, folder: Path, optimization: str = "all") -> Engine:
@@ -169,7 +170,7 @@ def run_graph(build: Build, feeds: Mapping[str, np.ndarray], outputs: int = 1, d
         g.stage.graph.outputs.append(value)
         value.name = f"out{index}"
         value.type = ir.TensorType(ir.DataType.FLOAT)
-    model = ir.to_proto(DIALECTS[dialect](stage).model())
+    model = ir.to_proto(LOWERINGS[dialect](stage).model())
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

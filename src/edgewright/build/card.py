@@ -8,11 +8,16 @@ from typing import Any
 from edgewright.bundle import Manifest
 
 
+def recipe_line(recipe: Mapping[str, Any]) -> str:
+    """Return what a manifest's recipe applied, in words."""
+    summary = recipe["summary"]
+    formats = ", ".join(f"{count} x {name}" for name, count in sorted(summary["formats"].items()))
+    return f"{formats}; {summary['bit_exact']} of {summary['modules']} taken over bit-exactly"
+
+
 def model_card(manifest: Manifest) -> str:
     """Return the card as Markdown."""
     model, recipe, verdict = manifest.model, manifest.recipe, manifest.verdict
-    exact = f"{recipe['summary']['bit_exact']} of {recipe['summary']['modules']} taken over bit-exactly"
-    formats = ", ".join(f"{count} x {name}" for name, count in sorted(recipe["summary"]["formats"].items()))
     lines = [
         f"# {manifest.source['name']} ({recipe['name']})",
         "",
@@ -20,7 +25,7 @@ def model_card(manifest: Manifest) -> str:
         "|---|---|",
         f"| model type | `{model['model_type']}`, {model['parameters']:,} parameters, {model['layers']} layers |",
         f"| context | {model['max_context']} tokens |",
-        f"| weights | {formats}; {exact} |",
+        f"| weights | {recipe_line(recipe)} |",
         f"| target | {manifest.target or 'none (exported, not compiled)'} |",
         f"| made with | {', '.join(f'{name} {version}' for name, version in manifest.versions.items())} |",
         f"| verdict | **{verdict['status']}** |",

@@ -15,8 +15,7 @@ from edgewright.build.key import build_key, source_record, up_to_date
 from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
 from edgewright.checkpoint import Checkpoint, open_checkpoint
-from edgewright.dialects import onnxruntime as onnxruntime_dialect
-from edgewright.dialects import portable as portable_dialect
+from edgewright.dialects import LOWERINGS
 from edgewright.errors import BundleError, OutputError, UsageError, VerificationError
 from edgewright.files import canonical_json, copy_files, inside, new_folder, require_space
 from edgewright.graph import Stage
@@ -30,7 +29,6 @@ from edgewright.runtime.llm import llm_stage
 from edgewright.targets import TARGETS
 from edgewright.targets.cpu import settings_for
 
-DIALECTS = {"portable": portable_dialect.lower, "onnxruntime": onnxruntime_dialect.lower}
 STAGE_FOLDER = "stages/llm"
 VERIFY_REPORT = "reports/verify.json"
 CARD = "README.md"
@@ -64,10 +62,7 @@ def deploy(
     """
     if target not in TARGETS:
         raise UsageError(f"The target {target!r} is unknown; known are {', '.join(TARGETS)}.")
-    parsed = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    checkpoint = open_checkpoint(source)
-    with progress.step("hash source"):
-        record = source_record(checkpoint)
+    parsed, checkpoint, record = _inputs(recipe, source, progress)
     key = build_key(record, parsed, target=target, max_context=max_context, verify=verify)
     final = Path(output)
     if (done := up_to_date(final, key, verified=verify)) is not None:
@@ -81,7 +76,7 @@ def deploy(
         manifest = _manifest(checkpoint, record, parsed, stage, applied, entry, target=target, key=key)
         manifest = _seal(work, manifest)
         if verify:
-            manifest = _verify(work, checkpoint, parsed, manifest, progress)
+            manifest = _verify(work, checkpoint, manifest, progress)
     return Built(final, manifest)
 
 
@@ -96,12 +91,9 @@ def export(
     progress: Progress = SILENT,
 ) -> Built:
     """Write a checkpoint's graph and sidecars without compiling: a folder with a manifest, not yet a bundle."""
-    if dialect not in DIALECTS:
-        raise UsageError(f"The dialect {dialect!r} is unknown; known are {', '.join(DIALECTS)}.")
-    parsed = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    checkpoint = open_checkpoint(source)
-    with progress.step("hash source"):
-        record = source_record(checkpoint)
+    if dialect not in LOWERINGS:
+        raise UsageError(f"The dialect {dialect!r} is unknown; known are {', '.join(LOWERINGS)}.")
+    parsed, checkpoint, record = _inputs(recipe, source, progress)
     key = build_key(record, parsed, dialect=dialect, max_context=max_context)
     final = Path(output)
     if (done := up_to_date(final, key)) is not None:
@@ -111,6 +103,14 @@ def export(
         entry, stage, applied = _write(checkpoint, work, parsed, dialect, max_context, progress)
         manifest = _seal(work, _manifest(checkpoint, record, parsed, stage, applied, entry, target=None, key=key))
     return Built(final, manifest)
+
+
+def _inputs(recipe: str | Recipe, source: str | Path, progress: Progress) -> tuple[Recipe, Checkpoint, dict[str, Any]]:
+    """Return the parsed recipe, the open checkpoint and the record of its files."""
+    parsed = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    checkpoint = open_checkpoint(source)
+    with progress.step("hash source"):
+        return parsed, checkpoint, source_record(checkpoint)
 
 
 def compile_bundle(
@@ -166,7 +166,7 @@ def _write(
     with progress.step("build graph"):
         stage = build_llm(checkpoint, max_context=max_context)
         applied = quantize_stage(stage, recipe)
-        stage = DIALECTS[dialect](stage)
+        stage = LOWERINGS[dialect](stage)
     with progress.step("write tokenizer"):
         sidecars = work / "sidecars"
         sidecars.mkdir()
@@ -274,7 +274,7 @@ def _seal(work: Path, manifest: Manifest) -> Manifest:
     return sealed
 
 
-def _verify(work: Path, checkpoint: Checkpoint, recipe: Recipe, manifest: Manifest, progress: Progress) -> Manifest:
+def _verify(work: Path, checkpoint: Checkpoint, manifest: Manifest, progress: Progress) -> Manifest:
     """Verify the finished folder and seal it again with its verdict; raises VerificationError on a failure."""
     from edgewright.verify import verify_bundle
 

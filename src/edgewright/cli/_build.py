@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewright.cli._output import count, folder_bytes, note, print_json, recipe_line, size, verdict_lines
+from edgewright.cli._output import count, folder_bytes, note, print_json, size, verdict_lines
 from edgewright.cli._parser import positive_int
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def print_plan(args: argparse.Namespace, checkpoint: Checkpoint, goal: str) -> N
 
 def report_built(args: argparse.Namespace, path: Path, manifest: Manifest, *, reused: bool) -> None:
     """Print what was made."""
+    from edgewright.build.card import recipe_line
+
     if args.json:
         print_json(built_json(path, manifest, reused=reused))
         return

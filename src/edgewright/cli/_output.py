@@ -76,10 +76,3 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
     known = {name: place for place, name in enumerate(_LEVELS)}
     order = sorted(levels, key=lambda name: (known.get(name, len(known)), name))
     return lines + [f"  {name}: {levels[name]['status']}, {levels[name]['summary']}" for name in order]
-
-
-def recipe_line(recipe: Mapping[str, Any]) -> str:
-    """Return what was applied, in words."""
-    summary = recipe["summary"]
-    formats = ", ".join(f"{count} x {name}" for name, count in sorted(summary["formats"].items()))
-    return f"{formats}; {summary['bit_exact']} of {summary['modules']} taken over bit-exactly"

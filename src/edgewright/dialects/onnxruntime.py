@@ -16,7 +16,6 @@ from edgewright.dialects.portable import lower as attach_bodies
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import int64_constant, made_by, merge_linears, replace
-from edgewright.graph.stage import placeholder
 from edgewright.graph.weights import ComputedWeight
 
 MICROSOFT = "com.microsoft"
@@ -249,17 +248,12 @@ def _quant_linear(stage: Stage, node: ir.Node) -> None:
 def _block_sums(stage: Stage, width: int, group: int) -> ir.Value:
     """A 0/1 matrix `[width, blocks]` that sums the elements of each block; shared by all linears of that width."""
     blocks = -(-width // group)
-    name = f"block_sums_{width}_{group}"
-    if name not in stage.graph.initializers:
-        table = ComputedWeight(
-            name,
-            (width, blocks),
-            lambda a, b: (np.arange(a, b)[:, None] // group == np.arange(blocks)).astype(np.float32),
-        )
-        stage.add_weight(table)
-        value = ir.Value(name=name, shape=ir.Shape(table.shape), type=ir.TensorType(ir.DataType.FLOAT))
-        stage.graph.register_initializer(placeholder(value))
-    return stage.graph.initializers[name]
+    table = ComputedWeight(
+        f"block_sums_{width}_{group}",
+        (width, blocks),
+        lambda a, b: (np.arange(a, b)[:, None] // group == np.arange(blocks)).astype(np.float32),
+    )
+    return stage.float_value(table)
 
 
 def _quant_embedding(stage: Stage, node: ir.Node) -> None:

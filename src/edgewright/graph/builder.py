@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgewright.contract import TensorContract
-from edgewright.graph.stage import IR_DTYPES, Stage, placeholder
+from edgewright.graph.stage import IR_DTYPES, Stage
 from edgewright.graph.weights import Weight
 
 #: The domain of the semantic ops.
@@ -78,13 +78,7 @@ class GraphBuilder:
 
     def weight(self, weight: Weight) -> ir.Value:
         """Return the initializer of `weight`, registering it on first use."""
-        existing = self.graph.initializers.get(weight.name)
-        if existing is not None:
-            return existing
-        self.stage.add_weight(weight)
-        value = ir.Value(name=weight.name, shape=ir.Shape(weight.shape), type=ir.TensorType(ir.DataType.FLOAT))
-        self.graph.register_initializer(placeholder(value))
-        return value
+        return self.stage.float_value(weight)
 
     def input(self, tensor: TensorContract) -> ir.Value:
         """Add a graph input."""
@@ -108,7 +102,6 @@ def make_node(
     *,
     outputs: int | Sequence[str] = 1,
     name: str = "",
-    overload: str = "",
 ) -> ir.Node:
     """Make one node without attaching it; see `GraphBuilder.op`."""
     kept = list(inputs)
@@ -121,7 +114,6 @@ def make_node(
         op_type,
         kept,
         ir.convenience.convert_attributes(present),
-        overload=overload,
         outputs=[ir.Value(name=output) for output in names],
         name=name,
     )

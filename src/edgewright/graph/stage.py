@@ -47,6 +47,14 @@ class Stage:
         self.weights[weight.name] = weight
         self.producers[weight.name] = FloatProducer(weight, dtype)
 
+    def float_value(self, weight: Weight) -> ir.Value:
+        """Return the float32 initializer of `weight`, registering it on first use."""
+        if weight.name not in self.graph.initializers:
+            self.add_weight(weight)
+            value = ir.Value(name=weight.name, shape=ir.Shape(weight.shape), type=ir.TensorType(ir.DataType.FLOAT))
+            self.graph.register_initializer(placeholder(value))
+        return self.graph.initializers[weight.name]
+
     def add_producer(self, producer: Producer) -> tuple[ir.Value, ...]:
         """Register `producer` and return new initializer values for its tensors, in order."""
         values = []

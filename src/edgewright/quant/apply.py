@@ -8,6 +8,8 @@ import onnx_ir as ir
 
 from edgewright.graph import Stage, Weight
 from edgewright.graph.builder import EW, make_node
+from edgewright.graph.rewrite import module_of
+from edgewright.graph.rewrite import replace as replace_node
 from edgewright.graph.weights import FloatProducer, Producer
 from edgewright.quant.formats import Format, IntFormat, StoredFormat
 from edgewright.quant.producers import ExactProducer, RoundingProducer, held_exactly, stored_format
@@ -31,7 +33,7 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
     A head and a table that are tied and get the same format share one set of codes. Raises RecipeError.
     """
     nodes = [node for node in stage.graph if node.domain == EW and node.op_type in ("Linear", "Embedding")]
-    modules = [(_module(node), _kind(node)) for node in nodes]
+    modules = [(module_of(node), _kind(node)) for node in nodes]
     formats = recipe.resolve(modules)
     applied = []
     shared: dict[tuple[str, Format], tuple[ir.Value, ...]] = {}
@@ -58,14 +60,10 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
     return applied
 
 
-def _module(node: ir.Node) -> str:
-    return (node.name or "").rsplit("/", 1)[0]
-
-
 def _kind(node: ir.Node) -> str:
     if node.op_type == "Embedding":
         return "embedding"
-    return "lm_head" if _module(node) == "lm_head" else "body"
+    return "lm_head" if module_of(node) == "lm_head" else "body"
 
 
 def _produce(stage: Stage, weight: Weight, fmt: Format, module: str) -> tuple[ir.Value, ...]:
@@ -115,7 +113,7 @@ def _replace(stage: Stage, node: ir.Node, values: tuple[ir.Value, ...], fmt: For
     else:
         cast = _cast(values[0], f"{node.name}_weight")
         new += [cast, make_node(EW, "Linear", [x, cast.outputs[0], bias], {}, name=node.name or "")]
-    ir.convenience.replace_nodes_and_values(stage.graph, node, [node], new, node.outputs, new[-1].outputs)
+    replace_node(stage, node, new, new[-1].outputs)
 
 
 def _cast(value: ir.Value, name: str) -> ir.Node:

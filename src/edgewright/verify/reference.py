@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx_ir as ir
-
 from edgewright.bundle.settings import EngineSettings
 from edgewright.dialects import portable
 from edgewright.files import os_errors
 from edgewright.graph import Stage
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import module_of, replace
-from edgewright.graph.stage import placeholder
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.ops.quantized import QUANT_EMBEDDING, QUANT_LINEAR
 from edgewright.progress import Advance
@@ -43,16 +40,12 @@ def use_shipped_weights(stage: Stage, found: dict[str, Leaf], tensors: ShippedTe
         assert codes.name is not None
         leaf = found[codes.name]
         producer = leaf.producer
+        shape = producer.weight.shape  # type: ignore[attr-defined]
         name = f"{codes.name}.float"
-        if name not in stage.graph.initializers:
-            shape = producer.weight.shape  # type: ignore[attr-defined]
-            weight = ShippedWeight(name, leaf, producer.format, shape, tensors)  # type: ignore[attr-defined]
-            stage.add_weight(weight)
-            value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
-            stage.graph.register_initializer(placeholder(value))
+        weight = ShippedWeight(name, leaf, producer.format, shape, tensors)  # type: ignore[attr-defined]
         bias = node.inputs[5] if len(node.inputs) > 5 else None
         op_type = node.op_type.removeprefix("Quant")
-        inputs = [node.inputs[0], stage.graph.initializers[name], bias]
+        inputs = [node.inputs[0], stage.float_value(weight), bias]
         twin = make_node(EW, op_type, inputs, {}, name=f"{module_of(node)}/float")
         replace(stage, node, [twin], twin.outputs)
     stage.drop_unused()

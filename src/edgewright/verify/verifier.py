@@ -19,8 +19,7 @@ from edgewright._version import __version__
 from edgewright.bundle import check_files, read_manifest
 from edgewright.bundle.manifest import Manifest
 from edgewright.checkpoint import Checkpoint
-from edgewright.dialects import onnxruntime as onnxruntime_dialect
-from edgewright.dialects import portable as portable_dialect
+from edgewright.dialects import LOWERINGS
 from edgewright.errors import BundleError
 from edgewright.files import inside, sha256_of
 from edgewright.graph import Stage
@@ -41,7 +40,6 @@ from edgewright.verify.weights import WeightsReport, check_weights
 
 #: Longest text the scenarios use.
 _TEXT_TOKENS = 320
-_LOWER = {"portable": portable_dialect.lower, "onnxruntime": onnxruntime_dialect.lower}
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def verify_bundle(
         return stage, quantize_stage(stage, recipe)
 
     stage, applied = semantic()
-    lowered = _LOWER[entry.dialect](stage)
+    lowered = LOWERINGS[entry.dialect](stage)
     tensors = ShippedTensors(inside(root, entry.graph))
     with progress.step("compare weights", layout_size(plan_layout(lowered))) as advance:
         weights = check_weights(lowered, tensors, advance, same_version=manifest.versions["edgewright"] == __version__)
