@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Overrides = dict[str, Any]
+DROP = "(remove this key)"
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,17 @@ class Case:
     seed: int
     twins: dict[str, Overrides] = field(default_factory=dict)
     no_effect: dict[str, Overrides] = field(default_factory=dict)
-    v4: Overrides | None = None  # write config.v4.json; keys to set there (None drops layer_types and head_dim)
+    v4: Overrides | None = None  # write config.v4.json; keys to set there (None drops some keys, see to_v4)
     dtype: str = "float32"  # of the stored weights; the expected values are always computed in float32
+    public: Overrides | None = None  # write config.v4.json as the saved config with these keys set, or removed by DROP
+    prefill_is_truth: bool = False  # decode_logits from the prefill: transformers does not agree with itself
+    stack_experts: bool = False  # store the experts of a layer as gate_up_proj and down_proj, as some public files
+    plus_one_norms: bool = False  # norms multiply by 1 + weight (Gemma classes: always)
+    values: dict[str, tuple[float, float]] = field(default_factory=dict)  # name pattern -> mean, std of the tensor
+    gains: dict[str, float] = field(default_factory=dict)  # name pattern -> factor on the usual std
+    attention: str = "eager"  # the implementation that computes the expected values
+    rename: dict[str, str] = field(default_factory=dict)  # prefixes of tensor names to replace in the stored file
+    extra: dict[str, tuple[int, ...]] = field(default_factory=dict)  # useless tensors to add to it: name -> shape
     other_prefix: bool = False  # Gemma 3: store the names under model.language_model. instead of language_model.model.
     notes: tuple[str, ...] = ()
 
