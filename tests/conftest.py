@@ -21,6 +21,7 @@ from hypothesis import settings
 from edgewright.build.pipeline import deploy
 from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import Checkpoint, open_checkpoint
+from edgewright.checkpoint.tensor import StoredTensor
 from edgewright.contract import StageContract, TensorContract
 from edgewright.dialects import LOWERINGS
 from edgewright.graph import GraphBuilder, Stage
@@ -39,11 +40,12 @@ settings.register_profile("edgewright", deadline=None, derandomize=True)
 settings.load_profile("edgewright")
 
 
-class ArrayTensor:
+class ArrayTensor(StoredTensor):
     """A stored tensor of a checkpoint that is an array in memory; `dtype` may lie, for tests that want it to."""
 
     def __init__(self, name: str, values: np.ndarray, dtype: str = "float32") -> None:
         self.name, self.values, self.shape, self.dtype = name, values, tuple(values.shape), dtype
+        self.nbytes = values.nbytes
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop].astype(np.float32)

@@ -95,8 +95,16 @@ class GenerationError(EdgewrightError):
     """A request can't be run: bad sampling values, unknown token ids, a stale prefix cache."""
 
 
+class TruncationError(GenerationError):
+    """A session can't go back to a length: recurrent states can't be cut."""
+
+
 class ContextOverflowError(GenerationError):
     """A prompt or a continuation doesn't fit into the context the bundle was built for."""
+
+
+class GoldenError(EdgewrightError):
+    """A golden can't be read, has another schema, or is of another model than the bundle."""
 
 
 class VerificationError(EdgewrightError):

@@ -27,17 +27,31 @@ from edgewright.bundle import (
 )
 from edgewright.bundle.manifest import file_entries
 from edgewright.bundle.settings import EngineSettings
-from edgewright.contract import KVLayer, StageContract, TensorContract
+from edgewright.contract import KVLayer, StageContract, StateTensor, TensorContract
 from edgewright.errors import BundleError, BundleSchemaError, BundleTamperedError, TargetMismatchError
 from edgewright.files import canonical_json
 from edgewright.runtime.llm import LLM
 
+KEYS, VALUES, STATE = ("batch", 2, "capacity", 10), ("batch", 2, "capacity", 6), ("batch", 4, 3)
+
+
+def tensors(time: str) -> tuple[TensorContract, ...]:
+    shapes = {"k": KEYS, "v": VALUES, "s": STATE}
+    return tuple(TensorContract(time + name, "float32", shape) for name, shape in shapes.items())
+
+
 CONTRACT = StageContract(
-    inputs=(TensorContract("input_ids", "int64", ("batch", "seq")),),
-    outputs=(TensorContract("logits", "float32", ("batch", "positions", 97)),),
+    inputs=(
+        TensorContract("input_ids", "int64", ("batch", "seq")),
+        TensorContract("total_lengths", "int64", ("batch",)),
+        *tensors("p"),
+    ),
+    outputs=(TensorContract("logits", "float32", ("batch", "positions", 97)), *tensors("n")),
     bounds={"batch": (1, 3), "seq": (1, 40)},
-    kv=(KVLayer("pk", "pv", "nk", "nv", kv_heads=2, head_dim=10, window=8),),
+    kv=(KVLayer("pk", "pv", "nk", "nv", kv_heads=2, head_dim=10, window=8, value_dim=6),),
     kv_in_place=True,
+    state=(StateTensor("ps", "ns", (4, 3)),),
+    rope_switch=24,
 )
 MANIFEST_ = Manifest(
     model={"model_type": "llama", "eos_token_id": [1, 2]},
@@ -118,11 +132,54 @@ def sealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (folder / MANIFEST).write_bytes(canonical_json({**body, "sha256": digest}))
 
 
-@pytest.mark.parametrize("schema", [2, 99, "1", None, 1.5])
+@pytest.mark.parametrize("schema", [3, 99, "1", None, 1.5])
 def test_other_schema_versions_are_refused(schema: Any, tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST_)
     sealed(tmp_path, lambda body: body.update(schema=schema))
     with pytest.raises(BundleSchemaError, match=rf"schema {schema}.*update edgewright"):
+        read_manifest(tmp_path)
+
+
+def test_bundles_of_the_first_schema_are_read(tmp_path: Path) -> None:
+    """They have no states, no width of values of their own and no second rope."""
+    contract = dataclasses.replace(
+        CONTRACT,
+        inputs=tuple(TensorContract(name, "float32", KEYS) for name in ("pk", "pv")),
+        outputs=tuple(TensorContract(name, "float32", KEYS) for name in ("nk", "nv")),
+        kv=(KVLayer("pk", "pv", "nk", "nv", kv_heads=2, head_dim=10, window=8),),
+        state=(),
+        rope_switch=None,
+    )
+    entry = dataclasses.replace(MANIFEST_.stages["other"], contract=contract)
+    write_manifest(tmp_path, dataclasses.replace(MANIFEST_, stages={"llm": entry}))
+
+    def older(body: dict[str, Any]) -> None:
+        body["schema"] = 1
+        old = body["stages"]["llm"]["contract"]
+        del old["state"], old["rope_switch"], old["kv"][0]["value_dim"]
+
+    sealed(tmp_path, older)
+    assert read_manifest(tmp_path).stages["llm"].contract == contract
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_switch": "24"},
+        {"rope_switch": 0},
+        {"state": [{"past": "ps", "present": "ns", "shape": [4, 2]}]},
+        {"state": [{"past": "ps", "present": "ns", "shape": "many"}]},
+        {"state": [{"past": "no", "present": "ns", "shape": [4, 3]}]},
+        {"kv_dtype": "float16"},
+        {"kv": [{**dataclasses.asdict(CONTRACT.kv[0]), "value_dim": "6"}]},
+        {"kv": [{**dataclasses.asdict(CONTRACT.kv[0]), "value_dim": -6}]},
+        {"kv": [{**dataclasses.asdict(CONTRACT.kv[0]), "head_dim": 6}]},
+    ],
+)
+def test_caches_that_are_no_inputs_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    write_manifest(tmp_path, MANIFEST_)
+    sealed(tmp_path, lambda body: body["stages"]["llm"]["contract"].update(change))
+    with pytest.raises(BundleError, match="build the bundle again"):
         read_manifest(tmp_path)
 
 

@@ -75,7 +75,7 @@ def test_a_bundle(cli: Cli, talker: Path, tmp_path: Path) -> None:
     text = cli("inspect", bundle).out
     for part in (
         "recipe int4: 0 of 23 modules bit-exact",
-        "KV cache: 3 layers x 2 x 2 heads x 10, float32, copied",
+        "KV cache: 3 layers x 2 x 2 heads x 10, float32, updated in place",
         "bounds: batch 1 to 64, capacity 1 to 256",
         "verdict   not checked",
         "stages/llm/weights.bin",

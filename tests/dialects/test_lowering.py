@@ -120,15 +120,15 @@ def test_models_pass_the_onnx_checker(case: str, tmp_path: Path) -> None:
         onnx.checker.check_model(str(folder / "model.onnx"))
 
 
-@pytest.mark.parametrize(("case", "in_place"), [("llama", False), ("qwen3", True), ("gemma3", False), (LLAMA, True)])
-def test_head_sizes_decide_over_the_cache(case: str, in_place: bool, tmp_path: Path) -> None:
-    """Multiples of 8 take the kernel with the cache in place; others keep the body, and the notes say so."""
+@pytest.mark.parametrize(("case", "fused"), [("llama", False), ("qwen3", True), ("gemma3", False), (LLAMA, True)])
+def test_head_sizes_decide_over_the_kernel(case: str, fused: bool, tmp_path: Path) -> None:
+    """Multiples of 8 take the kernel; others keep the body, and the notes say so. The cache is in place either way."""
     stage = lowered(golden(case).checkpoint, "onnxruntime")
-    assert stage.contract.kv_in_place is in_place
-    assert any("keeps its reference body" in note for note in stage.notes) is not in_place
+    assert stage.contract.kv_in_place
+    assert any("keeps its reference body" in note for note in stage.notes) is not fused
     found = nodes(written(stage, tmp_path))
-    assert bool(found[f"{MICROSOFT}.GroupQueryAttention"]) is in_place
-    assert bool(found["ew.Attention"]) is not in_place
+    assert bool(found[f"{MICROSOFT}.GroupQueryAttention"]) is fused
+    assert bool(found["ew.Attention"]) is not fused
     assert lowered(golden(case).checkpoint, "portable").contract.kv_in_place is False
 
 

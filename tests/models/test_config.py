@@ -140,7 +140,7 @@ def test_everything_wrong_with_a_config_is_listed_at_once() -> None:
         mlp_bias=1,
         num_hidden_layers=2.5,
         num_attention_heads=True,
-        pretraining_tp=2,
+        is_decoder=True,
         shiny_new_feature=3,
     )
     with pytest.raises(ConfigError) as error:
@@ -153,7 +153,7 @@ def test_everything_wrong_with_a_config_is_listed_at_once() -> None:
         "mlp_bias has the value 1",
         "num_hidden_layers has the value 2.5",
         "num_attention_heads has the value True",
-        "pretraining_tp is 2 where only 1 is supported",
+        "is_decoder is True where only False is supported",
         "shiny_new_feature is unknown to this family",
         "'llama'",
     ):
@@ -191,12 +191,105 @@ def test_unknown_key_inside_a_text_config_is_refused() -> None:
         ("mistral", {"attention_bias": True}, "attention_bias is unknown"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is unknown"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config is unknown"),
+        ("gemma", {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ("gemma2", {"sliding_window_size": 9}, "sliding_window_size is 9 but the config also says 7"),
+        (
+            "ministral3",
+            {"rope_parameters": ...},
+            "llama_4_scaling_beta of the rope_parameters is None",
+        ),
+        ("phi", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "15 of a head's 10 elements are rotary"),
+        ("phi3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "the rope type is 'dynamic'"),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod is 2"),
+        ("phi3_longrope", {"original_max_position_embeddings": 32}, "is 32 but 24 in the rope's parameters"),
+        ("stablelm", {"head_dim": 8}, "4 heads of 8 don't make up 40"),
+        ("starcoder2", {"norm_type": "rms"}, "norm_type is 'rms'"),
     ],
 )
 def test_values_that_cannot_be_honoured(case: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_llm(changed(golden(case).checkpoint, **keys))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "keys"),
+    [
+        ("gemma", {"hidden_act": "gelu"}),
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}),
+        ("gemma2", {"hidden_act": "relu", "sliding_window_size": 7}),
+        ("phi3_longrope", {"rope_type": "su"}),
+        ("phi3_longrope", {"rope_type": "yarn"}),
+        ("phi3", {"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1}),
+        ("ministral3", {"max_position_embeddings": 99}),
+        ("starcoder2", {"layer_norm_epsilon": 0.1, "activation_function": "gelu", "norm_type": "layer_norm"}),
+        ("smollm3", {"max_window_layers": 1, "pretraining_tp": 2}),
+        ("llama", {"pretraining_tp": 2, "activation": "swiglu", "max_sequence_length": 7}),
+        ("qwen2", {"use_mrope": False, "max_window_layers": 0, "dual_chunk_attention_config": {"chunk_size": 9}}),
+        ("nemotron", {"rope_percent": 0.5}),
+        ("ernie4_5", {"hidden_dropout_prob": 0.1, "use_flash_attention": True, "use_rmsnorm": True}),
+        ("nemotron_h", {"num_query_groups": 2}),
+        ("hunyuan_v1_moe", {"routed_scaling_factor": False, "n_group": False, "topk_group": False}),
+    ],
+)
+def test_keys_of_public_checkpoints_that_change_nothing(case: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    reference = golden(case)
+    parameters = reference.checkpoint.config.get("rope_parameters", {})
+    if case in ("phi3_longrope", "ministral3"):  # the keys stand among the rope's
+        keys = {"rope_parameters": {**parameters, **keys}}
+    engines = [
+        engine_of(lowered(checkpoint, "onnxruntime"), tmp_path / name)
+        for name, checkpoint in (("before", reference.checkpoint), ("after", changed(reference.checkpoint, **keys)))
+    ]
+    before, after = (Session(engine).append(reference.ids, logits="all") for engine in engines)
+    np.testing.assert_array_equal(after, before)
+
+
+def test_the_published_gemma_3_4b_config_says_little() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    _, config = config_of({"model_type": "gemma3", "text_config": text})
+    sizes = (config.vocab_size, config.num_attention_heads, config.kv_heads, config.head_size)
+    assert sizes == (262208, 8, 4, 256)
+
+
+def test_helium_turns_slowly_where_nothing_is_said() -> None:
+    """`HeliumConfig` has another default than most."""
+    config = {k: v for k, v in read_config("helium").items() if k not in ("rope_parameters", "rope_theta")}
+    assert config_of(config)[1].rope_theta == 100000.0
+
+
+@pytest.mark.parametrize("case", ["gemma3_text", "olmo3"])
+def test_truncate_is_refused_where_transformers_does_not_see_it(case: str) -> None:
+    ropes = read_config(case)["rope_parameters"]
+    yarn = {"rope_type": "yarn", "rope_theta": 7000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    for truncate, fine in ((True, True), (False, False)):
+        ropes = {**ropes, "full_attention": {**yarn, "truncate": truncate}}
+        checkpoint = changed(golden(case).checkpoint, rope_parameters=ropes)
+        if fine:
+            build_llm(checkpoint)
+            continue
+        with pytest.raises(ConfigError, match="truncate is false"):
+            build_llm(checkpoint)
+
+
+def test_olmo3_takes_no_top_level_theta_of_windowed_layers() -> None:
+    with pytest.raises(ConfigError, match="rope_local_base_freq is unknown to 'olmo3'"):
+        build_llm(changed(golden("olmo3").checkpoint, rope_local_base_freq=1e4))
+
+
+def test_a_zero_mscale_of_yarn_is_none() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    zero = RopeTable("rope", 64, 16, 5000.0, yarn | {"mscale": 1.0, "mscale_all_dim": 0.0})
+    assert zero.angles()[1] == RopeTable("rope", 64, 16, 5000.0, yarn).angles()[1]
+    with pytest.raises(ConfigError, match="a positive number or zero"):
+        RopeTable("rope", 64, 16, 5000.0, yarn | {"mscale": -1.0})
 
 
 def test_a_context_outside_the_model_is_refused() -> None:
@@ -209,7 +302,7 @@ def test_a_context_outside_the_model_is_refused() -> None:
 def test_model_types() -> None:
     for kind, message in (
         ("lama", "nearest known one is llama"),
-        ("qwen3_moe", "qwen3"),
+        ("qwen4_text", "qwen3_5_text"),
         ("bert", ", ".join(FAMILIES)),
     ):
         with pytest.raises(UnknownModelTypeError) as error:
@@ -253,16 +346,64 @@ def test_conflicting_rope_spellings_are_refused() -> None:
     build_llm(changed(linear, rope_theta=5000, rope_scaling={"rope_type": "linear", "factor": 2.5}))
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "proportional", "axial"])
+@pytest.mark.parametrize("kind", ["su", "axial", "Dynamic"])
 def test_unsupported_rope_scaling_is_refused_by_name(kind: str) -> None:
     parameters = {"rope_type": kind, "rope_theta": 5000.0, "factor": 2.0}
-    with pytest.raises(ConfigError, match=rf"'{kind}' isn't supported; known types are default, linear, llama3, yarn"):
+    known = "default, linear, llama3, yarn, dynamic, longrope, proportional"
+    with pytest.raises(ConfigError, match=rf"'{kind}' isn't supported; known types are {known}"):
         build_llm(changed(golden("llama").checkpoint, rope_parameters=parameters))
     with pytest.raises(ConfigError, match=kind):
         build_llm(changed(golden("llama").checkpoint, rope_parameters=..., rope_scaling={"type": kind, "factor": 2.0}))
 
 
-@pytest.mark.parametrize("case", ["llama_rope_linear", "llama_rope_llama3", "llama_rope_yarn"])
+def test_dynamic_rope_is_the_plain_one_within_the_models_context() -> None:
+    dynamic, factor = RopeTable("rope", 8, 4, 1e4, {"rope_type": "dynamic", "factor": 2.0}).angles()
+    plain, _ = RopeTable("rope", 8, 4, 1e4).angles()
+    np.testing.assert_array_equal(dynamic, plain)
+    assert factor == 1.0
+
+
+def test_proportional_rope_turns_a_part_of_the_pairs() -> None:
+    parameters = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0}
+    angles, factor = RopeTable("rope", 8, 8, 1e4, parameters).angles()
+    plain, _ = RopeTable("rope", 8, 8, 1e4).angles()
+    np.testing.assert_array_equal(angles, [plain[0] / 2, plain[1] / 2, 0, 0])
+    assert factor == 1.0
+
+
+def test_longrope_has_a_set_of_frequencies_for_short_and_one_for_long_texts() -> None:
+    checkpoint = golden("llama_rope_longrope").checkpoint
+    original = checkpoint.config["rope_parameters"]["original_max_position_embeddings"]
+    for context, switch in ((original, None), (original + 1, original), (256, original)):
+        stage = build_llm(checkpoint, max_context=context)
+        assert stage.contract.rope_switch == switch
+        assert stage.weights["rope.cos"].shape == ((switch or 0) + context, 4)
+    table = RopeTable("rope", 256, 8, 5000.0, checkpoint.config["rope_parameters"])
+    plain, _ = RopeTable("rope", 256, 8, 5000.0).angles()
+    for long, key in ((False, "short_factor"), (True, "long_factor")):
+        angles, factor = table.angles(long=long)
+        np.testing.assert_allclose(angles * checkpoint.config["rope_parameters"][key], plain, rtol=1e-6)
+        assert factor == pytest.approx((1 + np.log(5) / np.log(original)) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"short_factor": None}, "lacks short_factor"),
+        ({"long_factor": None, "original_max_position_embeddings": None}, "lacks long_factor, original_max_position_"),
+        ({"long_factor": [1.0, 2.0, 3.0]}, "3 values in long_factor where half the rotary width, 4, is needed"),
+        ({"short_factor": [1.0, 2.0, 3.0, -1.0]}, "a list of positive numbers is needed"),
+        ({"short_factor": 1.0}, "a list of positive numbers is needed"),
+        ({"short_mscale": 1.2}, "aren't understood: short_mscale"),
+    ],
+)
+def test_longrope_that_is_not_whole_is_refused(keys: dict[str, Any], message: str) -> None:
+    checkpoint = golden("llama_rope_longrope").checkpoint
+    with pytest.raises(ConfigError, match=message):
+        build_llm(changed(checkpoint, rope_parameters={**checkpoint.config["rope_parameters"], **keys}))
+
+
+@pytest.mark.parametrize("case", ["llama_rope_linear", "llama_rope_llama3", "llama_rope_yarn", "llama_rope_dynamic"])
 def test_unknown_and_missing_keys_of_rope_scaling_are_refused(case: str) -> None:
     checkpoint = golden(case).checkpoint
     parameters = checkpoint.config["rope_parameters"]
@@ -286,7 +427,7 @@ def test_rope_of_layer_kinds() -> None:
 
 
 def test_a_rope_table_refuses_its_scaling_when_it_is_made() -> None:
-    for scaling in ({"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "linear"}, {"rope_type": "linear", "x": 1}):
+    for scaling in ({"rope_type": "dynamic"}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": 2.0, "x": 1}):
         with pytest.raises(ConfigError):
             RopeTable("rope", 8, 4, 1e4, scaling)
 
@@ -411,6 +552,26 @@ def test_tied_but_two_different_tensors_is_refused() -> None:
         build_llm(with_tensors(checkpoint, **{HEAD: ArrayTensor(HEAD, head[:-1])}))
 
 
+def test_a_tied_head_may_have_a_bias_of_its_own() -> None:
+    checkpoint = golden("phi").checkpoint
+    tied = with_tensors(changed(checkpoint, tie_word_embeddings=True), **{HEAD: ...})
+    assert "lm_head.bias" in build_llm(tied).weights
+    assert HEAD not in build_llm(tied).weights
+    with pytest.raises(TensorMismatchError, match="two different tensors"):
+        build_llm(changed(checkpoint, tie_word_embeddings=True))
+
+
+def test_heads_of_a_stacked_norm_are_counted() -> None:
+    checkpoint = golden("stablelm_qk_norm").checkpoint
+    name = "model.layers.0.self_attn.q_layernorm.norms.2.weight"
+    with pytest.raises(
+        TensorMismatchError, match=r"q_layernorm\.weight has 3 parts where 4 are needed; number 2 is missing"
+    ):
+        build_llm(with_tensors(checkpoint, **{name: ...}))
+    with pytest.raises(TensorMismatchError, match=r"k_layernorm\.weight has 2 parts where 1 are needed"):
+        build_llm(changed(checkpoint, num_key_value_heads=1))
+
+
 def test_untied_needs_both() -> None:
     tied = changed(golden("qwen2").checkpoint, tie_word_embeddings=False)
     with pytest.raises(TensorMismatchError, match=r"lm_head\.weight is missing"):
@@ -431,3 +592,65 @@ def test_goldens_configs_are_read_whole() -> None:
     """A sanity check on the tests above: the goldens' configs have the keys that matter."""
     keys = set().union(*(read_config(case) for case in CASE.values()))
     assert {"layer_types", "no_rope_layers", "query_pre_attn_scalar", "mlp_bias", "head_dim"} <= keys
+
+
+# -- hostile configs ---------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+HOSTILE: list[tuple[str, dict[str, Any], str]] = [
+    ("mixtral", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, more than"),
+    ("olmoe", {"num_experts": 10**9}, "num_experts is 1000000000, more than"),
+    ("qwen3_next", {"linear_num_key_heads": 10**9, "linear_num_value_heads": 10**9}, "more than"),
+    ("falcon_new", {"num_attention_heads": 10**9}, "more than"),
+    ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps is larger than any floating-point number"),
+    ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier is larger than any"),
+    ("gemma2", {"final_logit_softcapping": 10**400}, "final_logit_softcapping is larger than any"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 10**400}}, "rope_theta is larger than any"),
+    ("llama", {"sparse": nested(3000)}, "nested too deeply"),
+    (
+        "llama_rope_longrope",
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 5e3, "short_factor": [1.0] * 5,
+                             "long_factor": [1.0] * 5, "original_max_position_embeddings": 1}},
+        "original_max_position_embeddings above 1",
+    ),
+    (
+        "llama_rope_yarn",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "beta_fast": 1e-308,
+                             "original_max_position_embeddings": 32}},
+        "can't be computed",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "keys", "message"), HOSTILE)
+def test_hostile_values_are_refused_at_once(case: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_llm(changed(golden(case).checkpoint, **keys))
+
+
+def test_strange_numbers_of_experts_are_left_over() -> None:
+    checkpoint = golden("mixtral").checkpoint
+    name = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
+    assert name.format(0) in checkpoint.tensors
+    for odd in ("01", "\u0663", "9" * 5000):
+        extra = with_tensors(checkpoint, **{name.format(odd): ArrayTensor("x", np.ones((3, 3)))})
+        with pytest.raises(TensorMismatchError, match="not used by the family"):
+            build_llm(extra)
+    with pytest.raises(TensorMismatchError, match="number 0 is missing"):
+        build_llm(with_tensors(checkpoint, **{name.format(0): ...}))
+
+
+def test_matrices_of_whole_numbers_are_refused_through_views_as_well() -> None:
+    checkpoint = golden("gpt2").checkpoint
+    name = next(name for name in checkpoint.tensors if name.endswith("h.0.mlp.c_fc.weight"))
+    shape = checkpoint.tensors[name].shape
+    odd = ArrayTensor(name, np.ones(shape), "int64")
+    with pytest.raises(TensorMismatchError, match="stored as int64"):
+        build_llm(with_tensors(checkpoint, **{name: odd}))

@@ -1,4 +1,4 @@
-"""Every family against transformers: one shot, in pieces, token by token, after truncation, copies, batches."""
+"""Some goldens closely: odd splits, growth, copies, batches, older spellings, quantized weights; see test_matrix.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from conftest import CASES, TEXT_GOLDENS, ArrayTensor, MakeEngine, arrays, changed, golden, read_config, relative_error
 from edgewright.checkpoint import Checkpoint
-from edgewright.models import FAMILIES, build_llm
+from edgewright.models import build_llm
 from edgewright.quant.formats import IntFormat, dequantize, pack, quantize
 from edgewright.quant.recipe import Recipe, load_recipe
 from edgewright.runtime.session import Session
@@ -32,15 +32,25 @@ ONE_A_FAMILY = (
     "smollm3",
 )
 
-#: The goldens but for the scalings of rope, which quantization of weights does not see.
-WITHOUT_ROPE_VARIANTS = [case for case in CASES if "_rope_" not in case]
+#: Goldens that are looked at more closely than the matrix does.
+CLOSELY = [
+    *(case for case in CASES if read_config(case)["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "smollm3")),
+    *(case for case in CASES if case.startswith("gemma3")),
+    "cohere2",
+    "deepseek_v3",
+    "falcon_alibi",
+    "gemma4_text",
+    "gpt_oss",
+    "phi3_longrope",
+    "stablelm_parallel",
+]
+#: Those without the scalings of rope, which quantization of weights does not see.
+WITHOUT_ROPE_VARIANTS = [
+    case for case in CLOSELY if "_rope_" not in case and case not in ("deepseek_v3", "gemma4_text", "gpt_oss")
+]
 
-each_case = pytest.mark.parametrize("case", CASES)
+each_case = pytest.mark.parametrize("case", CLOSELY)
 each_dialect = pytest.mark.parametrize("dialect", DIALECTS)
-
-
-def test_all_families_have_a_golden() -> None:
-    assert {read_config(case)["model_type"] for case in CASES} == set(FAMILIES)
 
 
 @each_case
@@ -54,7 +64,9 @@ def test_any_split_gives_the_logits_of_transformers(case: str, dialect: str, sha
         session = Session(engine, first_capacity=24)
         edges = np.cumsum([0, *cuts])
         parts = [session.append(ids[a:b], logits="all") for a, b in itertools.pairwise(edges)]
-        assert relative_error(np.concatenate(parts), logits) < TOLERANCE, cuts
+        # What was computed with a short text's rope isn't in the reference.
+        first = next(a for a, b in itertools.pairwise(edges) if b > (engine.contract.rope_switch or 0))
+        assert relative_error(np.concatenate(parts)[first:], logits[first:]) < TOLERANCE, cuts
         assert session.length == 64
 
 
@@ -63,14 +75,16 @@ def test_any_split_gives_the_logits_of_transformers(case: str, dialect: str, sha
 def test_decoding_gives_the_logits_of_transformers(case: str, dialect: str, shared_engine: MakeEngine) -> None:
     """Against transformers' own prefill of 30 tokens and 34 cached steps, in one session that grows on the way."""
     reference = golden(case)
-    session = Session(shared_engine(case, dialect), first_capacity=24)
+    engine = shared_engine(case, dialect)
+    session = Session(engine, first_capacity=24)
     rows = [session.append(reference.ids[:30], logits="last")]
     rows += [session.append([token]) for token in reference.ids[30:]]
     assert relative_error(np.concatenate(rows), reference.expected["decode_logits"]) < TOLERANCE
-    # From an empty cache, too.
+    # From an empty cache, too; what a short text's rope gives isn't in the reference.
     session.truncate(0)
-    first = np.concatenate([session.append([token]) for token in reference.ids[:20]])
-    assert relative_error(first, reference.logits[:20]) < TOLERANCE
+    start = engine.contract.rope_switch or 0
+    first = np.concatenate([session.append([token]) for token in reference.ids[: start + 20]])
+    assert relative_error(first[start:], reference.logits[start : start + 20]) < TOLERANCE
 
 
 @each_case

@@ -34,8 +34,9 @@ def close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 2e-6) -> None:
 
 
 def test_this_file_covers_every_op() -> None:
-    covered = {"Attention", "Embedding", "GatedActivation", "Linear", "RMSNorm", "Rope", "Softcap"}
-    assert set(OPS) == covered | {"QuantLinear", "QuantEmbedding"}  # the two in test_quantized_bodies.py
+    here = "Activation Attention Embedding GatedActivation LayerNorm Linear RMSNorm Rope Softcap"
+    in_their_own_files = "QuantLinear QuantEmbedding Dequantize Experts CausalConv StateSpace GatedDelta"
+    assert set(OPS) == set(here.split()) | set(in_their_own_files.split())
     assert all(name == op.name for name, op in OPS.items())
 
 
@@ -84,12 +85,41 @@ def test_rms_norm(epsilon: float, seed: int, batch: int, seq: int, groups: int, 
         close(run_graph(build, {"x": x, "w": weight}, dialect=dialect), wanted.reshape(x.shape), 5e-6)
 
 
+@few
+@given(
+    seed=seeds, batch=sizes, seq=sizes, groups=st.integers(1, 4), width=st.integers(1, 19), grouped=st.booleans(),
+    own=st.booleans(), weight=st.booleans(), bias=st.booleans(),
+)  # fmt: skip
+def test_layer_norm(
+    seed: int, batch: int, seq: int, groups: int, width: int, grouped: bool, own: bool, weight: bool, bias: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    total, bias, own = groups * width, bias and weight, own and grouped
+    x = normal(rng, batch, seq, total) * 3 + 1
+    shape = (groups, width) if own else (width if grouped else total,)
+    w, b = normal(rng, *shape), normal(rng, *shape)
+    v = (x.reshape(batch, seq, groups, width) if grouped else x).astype(np.float64)
+    wanted = (v - v.mean(-1, keepdims=True)) / np.sqrt(v.var(-1, keepdims=True) + 0.01)
+    wanted = wanted * (w if weight else 1) + (b if bias else 0)
+    feeds = {"x": x, **({"w": w} if weight else {}), **({"b": b} if bias else {})}
+
+    def build(g: Any, *values: Any) -> Any:
+        return ops.layer_norm(g, *values, epsilon=0.01, group=width if grouped else None)
+
+    for dialect in ("portable", "onnxruntime"):
+        close(run_graph(build, feeds, dialect=dialect), wanted.reshape(x.shape), 5e-6)
+
+
 ERF = np.vectorize(math.erf)
 ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: x * 0.5 * (1 + ERF(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
 }
 
 
@@ -102,7 +132,7 @@ def test_activation_names() -> None:
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("dialect", ["portable", "onnxruntime"])
-def test_gated_activation(name: str, dialect: str) -> None:
+def test_activations(name: str, dialect: str) -> None:
     for seed in (1, 2):
         rng = np.random.default_rng(seed)
         gate, up = normal(rng, 2, 3, 17) * 4, normal(rng, 2, 3, 17)
@@ -112,6 +142,8 @@ def test_gated_activation(name: str, dialect: str) -> None:
             return ops.gated_activation(g, a, b, activation=name)
 
         close(run_graph(build, {"gate": gate, "up": up}, dialect=dialect), wanted)
+        plain = run_graph(lambda g, x: ops.activation(g, x, activation=name), {"x": gate}, dialect=dialect)
+        close(plain, ACTIVATIONS[name](gate.astype(np.float64)))
 
 
 @few
@@ -159,16 +191,18 @@ def test_rope(seed: int, batch: int, seq: int, heads: int, half: int, rest: int,
 def attention_np(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, past_key: np.ndarray, past_value: np.ndarray, lengths: np.ndarray,
     heads: int, scale: float, window: int | None, softcap: float | None,
+    sinks: np.ndarray | None = None, bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     batch, seq, _ = q.shape
     _, kv_heads, _, head_dim = past_key.shape
+    wide = past_value.shape[3]
     keys, values = past_key.copy(), past_value.copy()
-    y = np.zeros(q.shape)
+    y = np.zeros((batch, seq, heads * wide))
     for b in range(batch):
         for i in range(seq):
             slot = lengths[b] + i
             keys[b, :, slot] = k[b, i].reshape(kv_heads, head_dim)
-            values[b, :, slot] = v[b, i].reshape(kv_heads, head_dim)
+            values[b, :, slot] = v[b, i].reshape(kv_heads, wide)
         for i in range(seq):
             slot = lengths[b] + i
             seen = slice(0 if window is None else max(0, slot + 1 - window), slot + 1)
@@ -177,8 +211,10 @@ def attention_np(
                 part = slice(h * head_dim, (h + 1) * head_dim)
                 scores = scale * keys[b, kv, seen].astype(np.float64) @ q[b, i, part]
                 scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+                scores = scores if bias is None else scores + bias[h, seen]
                 weights = np.exp(scores - scores.max())
-                y[b, i, part] = weights / weights.sum() @ values[b, kv, seen]
+                total = weights.sum() + (0 if sinks is None else np.exp(sinks[h] - scores.max()))
+                y[b, i, h * wide : (h + 1) * wide] = weights / total @ values[b, kv, seen]
     return y, keys, values
 
 
@@ -186,30 +222,47 @@ def attention_np(
 @given(
     seed=seeds, batch=st.integers(1, 3), seq=st.integers(1, 6), kv_heads=st.integers(1, 3), groups=st.integers(1, 3),
     head_dim=st.integers(1, 7), window=st.sampled_from([None, 1, 2, 5]), softcap=st.sampled_from([None, 1.5, 20.0]),
-    scale=st.sampled_from([1.0, 0.37, -0.5]),
+    scale=st.sampled_from([1.0, 0.37, -0.5]), value_dim=st.integers(1, 5), with_sinks=st.booleans(),
+    with_bias=st.booleans(),
 )  # fmt: skip
 def test_attention(
     seed: int, batch: int, seq: int, kv_heads: int, groups: int, head_dim: int, window: int | None,
-    softcap: float | None, scale: float,
+    softcap: float | None, scale: float, value_dim: int, with_sinks: bool, with_bias: bool,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     heads, capacity = kv_heads * groups, 11
     lengths = rng.integers(0, capacity - seq + 1, batch)
     q = normal(rng, batch, seq, heads * head_dim)
-    k, v = normal(rng, batch, seq, kv_heads * head_dim), normal(rng, batch, seq, kv_heads * head_dim)
-    past = [normal(rng, batch, kv_heads, capacity, head_dim) for _ in range(2)]
+    k, v = normal(rng, batch, seq, kv_heads * head_dim), normal(rng, batch, seq, kv_heads * value_dim)
+    past = [normal(rng, batch, kv_heads, capacity, width) for width in (head_dim, value_dim)]
+    sinks, bias = normal(rng, heads), normal(rng, heads, capacity + 3)
     feeds = {"q": q, "k": k, "v": v, "past_key": past[0], "past_value": past[1], "past_lengths": lengths}
+    more = {**({"sinks": sinks} if with_sinks else {}), **({"bias": bias} if with_bias else {})}
 
     def build(g: Any, *values: Any) -> Any:
         return ops.attention(
-            g, *values, heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale, window=window, softcap=softcap
-        )
+            g, *values[:6], heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale, window=window,
+            softcap=softcap, value_dim=value_dim, **dict(zip(more, values[6:], strict=True)),
+        )  # fmt: skip
 
-    y, keys, values = run_graph(build, feeds, outputs=3)
-    wanted, wanted_keys, wanted_values = attention_np(q, k, v, *past, lengths, heads, scale, window, softcap)
+    y, keys, values = run_graph(build, feeds | more, outputs=3)
+    wanted, wanted_keys, wanted_values = attention_np(
+        q, k, v, *past, lengths, heads, scale, window, softcap, more.get("sinks"), more.get("bias")
+    )
     close(y, wanted, 3e-6)
     np.testing.assert_array_equal(keys, wanted_keys)
     np.testing.assert_array_equal(values, wanted_values)
+
+    # A layer without keys and values of its own reads the caches that another has written.
+    def reader(g: Any, q: Any, keys: Any, values: Any, lengths: Any) -> Any:
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
+        y, _, _ = ops.attention(
+            g, q, None, None, keys, values, lengths, scale=scale, window=window, softcap=softcap, **sizes
+        )
+        return y
+
+    shared = run_graph(reader, {"q": q, "keys": keys, "values": values, "lengths": lengths})
+    close(shared, attention_np(q, k, v, *past, lengths, heads, scale, window, softcap)[0], 3e-6)
 
 
 def test_attention_ignores_what_lies_behind_its_length() -> None:

@@ -15,7 +15,7 @@ from edgewright.contract import TensorContract
 from edgewright.errors import BundleError, ContextOverflowError, GenerationError, TargetMismatchError
 from edgewright.runtime import session as session_module
 from edgewright.runtime.engine import Engine
-from edgewright.runtime.session import FIRST_CAPACITY, Session
+from edgewright.runtime.session import FIRST_CAPACITY, Session, unpadded
 
 #: A golden whose attention updates the cache in place, and one whose attention copies it.
 IN_PLACE, COPYING = "qwen3", "llama"
@@ -191,7 +191,7 @@ def test_saved_caches_are_restored(case: str, shared_engine: MakeEngine) -> None
     assert {array.shape[2] for array in cache} == {40}
     other = Session(shared_engine(case), first_capacity=2)
     other.append([3, 4, 5], logits="none")
-    other.restore(cache)
+    other.restore(cache, reference.ids[:40])
     assert other.length == 40
     assert logits_ok(other.append(reference.ids[40:], logits="all"), reference.logits[40:])
     # Restoring copies: what was given stays as it was.
@@ -213,10 +213,47 @@ def test_caches_of_another_model_are_refused(shared_engine: MakeEngine) -> None:
         [np.repeat(array, 2, axis=0) for array in cache],
     ):
         with pytest.raises(GenerationError, match="other shapes"):
-            session.restore(wrong)
+            session.restore(wrong, [1, 2, 3])
         assert session.length == 3
+    long = [np.zeros((*array.shape[:2], 257, array.shape[3]), array.dtype) for array in cache]
     with pytest.raises(ContextOverflowError, match="257 tokens exceeds the context of 256"):
-        session.restore([np.zeros((*array.shape[:2], 257, array.shape[3]), array.dtype) for array in cache])
+        session.restore(long, [1] * 257)
+
+
+@each_kind
+def test_rows_of_different_lengths(case: str, shared_engine: MakeEngine) -> None:
+    """Each row is what it is alone, whatever the others are; then they decode together."""
+    expected = golden(case).expected
+    ids, pads, logits = expected["ids_b"], expected["pad_b"], expected["logits_p"]
+    rows = unpadded(ids, np.arange(ids.shape[1]) >= pads[:, None])
+    session = Session(shared_engine(case), batch=3, first_capacity=4)
+    heads = session.append_rows([row[:-2] for row in rows], logits="all")
+    assert session.lengths == tuple(18 - pads)
+    assert session.length == 18
+    for row, head in enumerate(heads):
+        assert logits_ok(head, logits[row, pads[row] : -2])
+    assert logits_ok(session.append(ids[:, -2:-1]), logits[:, -2:-1])
+    copy = session.copy()
+    assert logits_ok(session.append(ids[:, -1:]), logits[:, -1:])
+    assert logits_ok(copy.append(ids[:, -1:]), logits[:, -1:])
+    session.truncate(8)
+    assert session.lengths == (8, 8, 8)
+    assert logits_ok(session.append_rows([rows[0][8:9], rows[1][8:12], rows[2][8:]])[0], logits[0, 8:9])
+    with pytest.raises(GenerationError, match="at least one"):
+        session.append_rows([[1], [], [2]])
+    with pytest.raises(GenerationError, match="2 rows of token ids"):
+        session.append_rows([[1], [2]])
+    with pytest.raises(ContextOverflowError):
+        session.append_rows([[1], [2], [1] * 256])
+    assert session.lengths == (9, 12, 9)
+
+
+def test_padding_is_taken_off_and_holes_are_refused() -> None:
+    ids = np.array([[0, 0, 5], [6, 7, 0], [1, 2, 3]])
+    rows = unpadded(ids, np.array([[0, 0, 1], [1, 1, 0], [1, 1, 1]]))
+    assert [list(row) for row in rows] == [[5], [6, 7], [1, 2, 3]]
+    with pytest.raises(GenerationError, match="hole"):
+        unpadded(ids, np.array([[1, 0, 1], [1, 1, 0], [1, 1, 1]]))
 
 
 @each_kind

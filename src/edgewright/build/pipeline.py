@@ -12,6 +12,7 @@ from typing import Any
 from edgewright._version import __version__
 from edgewright.build.card import model_card
 from edgewright.build.key import build_key, source_record, up_to_date
+from edgewright.build.vocabulary import vocabulary_notes
 from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
 from edgewright.checkpoint import Checkpoint, open_checkpoint
@@ -172,6 +173,10 @@ def _write(
         sidecars.mkdir()
         for name, data in checkpoint.sidecars().items():
             (sidecars / name).write_bytes(data)
+            if name == "tokenizer.json":
+                vocab = stage.contract.outputs[0].shape[-1]
+                assert isinstance(vocab, int)
+                stage.notes += vocabulary_notes(data, vocab)
     size = layout_size(plan_layout(stage))
     # Compiling writes a second copy for a moment.
     require_space(work, size if dialect == "portable" else 2 * size, "The build")
@@ -216,7 +221,7 @@ def _manifest(
         model={
             "model_type": config["model_type"],
             "parameters": parameter_count(stage),
-            "layers": len(stage.contract.kv),
+            "layers": stage.layers,
             "vocab_size": vocab,
             "max_context": stage.contract.bounds["capacity"][1],
             "eos_token_id": _eos(config),

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 #: The dialects a graph may be spelled in.
 DIALECTS = ("portable", "onnxruntime")
 #: Version of the layout below; a reader refuses newer ones.
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)

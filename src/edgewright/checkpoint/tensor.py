@@ -99,6 +99,11 @@ class MappedTensor(StoredTensor):
         self._data = data
         self._order = order
 
+    def reshaped(self, shape: tuple[int, ...]) -> StoredTensor:
+        """Return the same elements under another shape of as many."""
+        assert self._order is None
+        return MappedTensor(self.name, shape, self.dtype, self._data)
+
     def raw(self, start: int, stop: int) -> Bytes:
         self.check_range(start, stop)
         return take_rows(self._data, self.row_count, start, stop, self._order)

@@ -105,7 +105,7 @@ class Dialog:
             )
         # The last token is always fed, since its logits are wanted.
         common = min(_common(self._held[: self._session.length], ids), len(ids) - 1)
-        self._session.truncate(common)
+        common = self._session.rewind(common)
         self._held = ids
         self.fed = len(ids) - common
         while len(ids) - self._session.length > _TAIL and not stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,17 @@ def _value(name: str, value: object) -> object:
     return f"{value:,}" if name == "parameters" and isinstance(value, int) else value
 
 
+def _cache_shape(layer: dict[str, Any]) -> str:
+    heads, width, value_width = layer["kv_heads"], layer["head_dim"], layer.get("value_dim") or layer["head_dim"]
+    return f"2 x {heads} heads x {width}" if width == value_width else f"{heads} heads x ({width} + {value_width})"
+
+
 def _contract(contract: dict[str, Any]) -> list[str]:
     """Spell a contract; the many caches of the layers take one line."""
     caches = {
         layer[key] for layer in contract["kv"] for key in ("past_key", "past_value", "present_key", "present_value")
     }
+    caches |= {state[key] for state in contract.get("state", ()) for key in ("past", "present")}
     rows = [
         (kind, t["name"], t["dtype"], _shape(t["shape"]))
         for kind, tensors in (("in", contract["inputs"]), ("out", contract["outputs"]))
@@ -96,14 +103,17 @@ def _contract(contract: dict[str, Any]) -> list[str]:
     ]
     lines = ["  " + line for line in table(("", "name", "dtype", "shape"), rows).splitlines()]
     if contract["kv"]:
-        layer, count = contract["kv"][0], len(contract["kv"])
         place = "updated in place" if contract["kv_in_place"] else "copied"
         windows = sorted({layer["window"] for layer in contract["kv"]} - {None})
         sliding = f", sliding window {'/'.join(map(str, windows))}" if windows else ""
-        lines.append(
-            f"  KV cache: {count} layers x 2 x {layer['kv_heads']} heads x {layer['head_dim']},"
-            f" {contract['kv_dtype']}, {place}{sliding}"
-        )
+        lines += [
+            f"  KV cache: {count} layers x {shape}, {contract['kv_dtype']}, {place}{sliding}"
+            for shape, count in Counter(map(_cache_shape, contract["kv"])).items()
+        ]
+    if contract.get("state"):
+        shapes = Counter("x".join(map(str, state["shape"])) for state in contract["state"])
+        states = ", ".join(f"{count} of {shape}" for shape, count in shapes.items())
+        lines.append(f"  recurrent states: {states}, float32; truncation only to remembered lengths")
     bounds = ", ".join(f"{name} {low} to {high}" for name, (low, high) in contract["bounds"].items())
     return [*lines, f"  bounds: {bounds}"]
 

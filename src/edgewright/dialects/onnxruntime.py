@@ -12,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from edgewright.dialects._ort_experts import lower_experts
+from edgewright.dialects._ort_state import STATE_RULES
 from edgewright.dialects.portable import lower as attach_bodies
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.builder import EW, make_node
@@ -28,16 +30,15 @@ def lower(stage: Stage) -> Stage:
     """Lower every node there is a rule for, in place; returns the stage with its contract adapted."""
     _merge_gate_and_up(stage)
     _fuse_residual_norms(stage)
-    attentions = [node for node in stage.graph if node.domain == EW and node.op_type == "Attention"]
-    # The kernel takes head sizes that are multiples of 8; caches are in place for all layers or for none.
-    in_place = all(node.attributes["head_dim"].value % 8 == 0 for node in attentions)
-    if in_place:
-        lengths = _Lengths(stage)
-        for node in attentions:
-            _pack_qkv(stage, node)
-            _attention(stage, node, lengths)
-    else:
-        stage.notes.append("attention keeps its reference body: the head size is no multiple of 8")
+    lengths = _Lengths(stage)
+    kept = set()
+    for node in [node for node in stage.graph if node.domain == EW and node.op_type == "Attention"]:
+        if reason := _keeps_body(node):
+            kept.add(reason)
+            continue
+        _pack_qkv(stage, node)
+        _attention(stage, node, lengths)
+    stage.notes += [f"attention keeps its reference body: {reason}" for reason in sorted(kept)]
     stage.drop_unused()
     for node in list(stage.graph):
         rule = _RULES.get(node.op_type) if node.domain == EW else None
@@ -46,8 +47,24 @@ def lower(stage: Stage) -> Stage:
     stage.opset_imports[MICROSOFT] = 1
     stage.drop_unused()
     stage.graph.sort()
-    stage.contract = dataclasses.replace(stage.contract, kv_in_place=in_place)
+    # Both the kernel and the reference body's TensorScatter write into a cache that past and present share.
+    stage.contract = dataclasses.replace(stage.contract, kv_in_place=True)
     return attach_bodies(stage)
+
+
+def _keeps_body(node: ir.Node) -> str | None:
+    """Return why the attention kernel can't take a node, or None."""
+    a = {name: attribute.value for name, attribute in node.attributes.items()}
+    inputs = (*node.inputs, None, None)
+    if a["head_dim"] % 8:
+        return "the head size is no multiple of 8"
+    if a["value_dim"] != a["head_dim"]:
+        return "keys and values have different widths"
+    if inputs[1] is None:
+        return "it reads another layer's cache"
+    if inputs[7] is not None:
+        return "a table is added to the scores"
+    return None
 
 
 class _Lengths:
@@ -104,10 +121,12 @@ def _pack_qkv(stage: Stage, attention: ir.Node) -> None:
 
 def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
     """GroupQueryAttention, with rope taken in, and q/k/v packed where one split made all three."""
-    q, k, v, past_key, past_value = node.inputs[:5]
+    q, k, v, past_key, past_value, _, sinks, _ = (*node.inputs, None, None)[:8]
     a = {name: attribute.value for name, attribute in node.attributes.items()}
     rope, k_rope = made_by(q, "Rope"), made_by(k, "Rope")
-    if rope is not None and k_rope is not None and _same_rope(rope, k_rope):
+    # The kernel counts positions itself; where the rope table has two parts they are not the table's rows.
+    two_parts = any(value.name == "total_lengths" for value in stage.graph.inputs)
+    if rope is not None and k_rope is not None and not two_parts and _kernel_takes(rope, k_rope):
         q, k = rope.inputs[0], k_rope.inputs[0]
         cos, sin = rope.inputs[2:4]
         interleaved = rope.attributes["interleaved"].value
@@ -120,7 +139,7 @@ def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
     new = make_node(
         MICROSOFT,
         "GroupQueryAttention",
-        [q, k, v, past_key, past_value, seqlens, total, cos, sin],
+        [q, k, v, past_key, past_value, seqlens, total, cos, sin, None, None, sinks],
         {
             "num_heads": a["heads"],
             "kv_num_heads": a["kv_heads"],
@@ -136,15 +155,18 @@ def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
     replace(stage, node, [new], new.outputs)
 
 
-def _same_rope(a: ir.Node, b: ir.Node) -> bool:
-    same_tables = a.inputs[1:] == b.inputs[1:]
-    return same_tables and all(a.attributes[k].value == b.attributes[k].value for k in ("rotary_dim", "interleaved"))
+def _kernel_takes(a: ir.Node, b: ir.Node) -> bool:
+    """Tell whether the attention kernel can apply the ropes of q and k: one rope, its table a multiple of 8 wide."""
+    same = all(a.attributes[k].value == b.attributes[k].value for k in ("rotary_dim", "interleaved"))
+    return same and a.inputs[1:] == b.inputs[1:] and a.attributes["rotary_dim"].value % 16 == 0
 
 
 def _fuse_residual_norms(stage: Stage) -> None:
     """Add followed by RMSNorm of the whole width is one SkipSimplifiedLayerNormalization that also gives the sum."""
     for norm in list(stage.graph):
         if norm.domain != EW or norm.op_type != "RMSNorm" or norm.attributes.get("group") is not None:
+            continue
+        if len(norm.inputs) < 2:  # no weight
             continue
         add = made_by(norm.inputs[0], "Add", "")
         if add is None or any(value is None or value.is_initializer() for value in add.inputs):
@@ -167,18 +189,22 @@ def _fuse_residual_norms(stage: Stage) -> None:
         stage.graph.remove([add], safe=True)
 
 
-def _rms_norm(stage: Stage, node: ir.Node) -> None:
-    x, weight = node.inputs
+def _norm(stage: Stage, node: ir.Node) -> None:
+    """RMSNorm and LayerNorm, by groups between two reshapes; without weight, or with one a group, the body stays."""
+    x, weight, bias = (*node.inputs, None, None)[:3]
+    if weight is None or weight.shape is None or len(weight.shape) != 1:
+        return
     group = node.attributes.get("group")
     attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].value, "stash_type": 1}
     name = node.name or ""
+    kind = "SimplifiedLayerNormalization" if node.op_type == "RMSNorm" else "LayerNormalization"
     if group is None:
-        new = [make_node("", "SimplifiedLayerNormalization", [x, weight], attributes, name=name)]
+        new = [make_node("", kind, [x, weight, bias], attributes, name=name)]
     else:
         heads = int64_constant(stage, [0, 0, -1, group.value], f"heads_{group.value}")
         flat = int64_constant(stage, [0, 0, -1], "flat")
         split = make_node("", "Reshape", [x, heads], {}, name=f"{name}/split")
-        norm = make_node("", "SimplifiedLayerNormalization", [split.outputs[0], weight], attributes, name=name)
+        norm = make_node("", kind, [split.outputs[0], weight, bias], attributes, name=name)
         new = [split, norm, make_node("", "Reshape", [norm.outputs[0], flat], {}, name=f"{name}/join")]
     replace(stage, node, new, new[-1].outputs)
 
@@ -199,16 +225,26 @@ def _embedding(stage: Stage, node: ir.Node) -> None:
 
 def _gated_activation(stage: Stage, node: ir.Node) -> None:
     gate, up = node.inputs
-    kind = node.attributes["activation"].value
-    name = f"{node.name}/act"
-    if kind == "silu":
-        act = make_node(MICROSOFT, "QuickGelu", [gate], {"alpha": 1.0}, name=name)
-    elif kind == "relu":
-        act = make_node("", "Relu", [gate], {}, name=name)
-    else:
-        act = make_node("", "Gelu", [gate], {"approximate": "tanh" if kind == "gelu_tanh" else "none"}, name=name)
-    new = [act, make_node("", "Mul", [act.outputs[0], up], {}, name=node.name or "")]
-    replace(stage, node, new, new[-1].outputs)
+    act = _kernel(node.attributes["activation"].value, gate, f"{node.name}/act")
+    if act is not None:
+        new = [act, make_node("", "Mul", [act.outputs[0], up], {}, name=node.name or "")]
+        replace(stage, node, new, new[-1].outputs)
+
+
+def _activation(stage: Stage, node: ir.Node) -> None:
+    act = _kernel(node.attributes["activation"].value, node.inputs[0], node.name or "")
+    if act is not None:
+        replace(stage, node, [act], act.outputs)
+
+
+def _kernel(kind: str, x: ir.Value | None, name: str) -> ir.Node | None:
+    """Return the node of one kernel that computes an activation, or None."""
+    if kind in ("silu", "quick_gelu"):
+        return make_node(MICROSOFT, "QuickGelu", [x], {"alpha": 1.0 if kind == "silu" else 1.702}, name=name)
+    if kind in ("gelu", "gelu_tanh"):
+        approximate = "tanh" if kind == "gelu_tanh" else "none"
+        return make_node("", "Gelu", [x], {"approximate": approximate}, name=name)
+    return None
 
 
 def _quant_linear(stage: Stage, node: ir.Node) -> None:
@@ -288,10 +324,14 @@ def _quant_embedding(stage: Stage, node: ir.Node) -> None:
 
 
 _RULES: dict[str, Callable[[Stage, ir.Node], None]] = {
-    "RMSNorm": _rms_norm,
+    "RMSNorm": _norm,
+    "LayerNorm": _norm,
+    "Experts": lower_experts,
     "Linear": _linear,
     "Embedding": _embedding,
+    "Activation": _activation,
     "GatedActivation": _gated_activation,
     "QuantLinear": _quant_linear,
     "QuantEmbedding": _quant_embedding,
+    **STATE_RULES,
 }

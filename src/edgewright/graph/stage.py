@@ -29,7 +29,7 @@ class Stage:
     A producer of several tensors stands under each of their names. `weights` holds the float weights as the
     checkpoint gave them, by name, for passes that quantize and for verification. `notes` collects, in words, what was
     decided on the way (tied heads, left-out tensors, a bounded context); the manifest carries them. `aliases` names
-    initializers that are another initializer's bytes under another shape.
+    initializers that are another initializer's bytes under another shape. `layers` counts the model's layers.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Stage:
     opset_imports: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
+    layers: int = 0
 
     def add_weight(self, weight: Weight, dtype: str = "float32") -> None:
         """Register `weight` with a plain float producer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -14,10 +14,73 @@ from edgewright.errors import ConfigError, TensorMismatchError, UnknownModelType
 from edgewright.graph import Stage
 from edgewright.graph.weights import Rows, StoredWeight
 from edgewright.models._config import NO_EFFECT, DecoderConfig
+from edgewright.models._rules import Rule
 from edgewright.nn import CausalLM, Parameter
 
 #: The `model_type`s that can be built; each is a module of this package.
-FAMILIES = ("gemma3", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "smollm3")
+FAMILIES = (
+    "apertus",
+    "arcee",
+    "bamba",
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "falcon",
+    "falcon_h1",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "helium",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "lfm2",
+    "lfm2_moe",
+    "llama",
+    "mamba2",
+    "ministral",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "nemotron",
+    "nemotron_h",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "phi",
+    "phi3",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "qwen3_next",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
 
 #: Buffers that old checkpoints stored and every loader computes anew.
 _BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
@@ -81,7 +144,7 @@ def build_llm(source: Source, *, max_context: int | None = None, default_context
     if not 1 <= context <= limit:
         raise ConfigError(f"A context of {context} tokens is outside what the model supports (1 to {limit}).")
     network = family.network(config, context)
-    notes = _bind(network, source.tensors, family)
+    notes = _bind(network, source.tensors, family, config)
     stage = network.stage(max_context=context)
     stage.notes += notes
     if context < limit:
@@ -89,10 +152,10 @@ def build_llm(source: Source, *, max_context: int | None = None, default_context
     return stage
 
 
-def _bind(network: CausalLM, stored: Mapping[str, Any], family: Family) -> list[str]:
+def _bind(network: CausalLM, stored: Mapping[str, Any], family: Family, config: DecoderConfig) -> list[str]:
     """Give every parameter its tensor; everything missing, extra or of another shape is an error."""
     notes: list[str] = []
-    tensors = _renamed(stored, family, notes)
+    tensors = _renamed(stored, family, config, notes)
     parameters = {p.name: p for p in network.parameters()}
     table = network.model.embed_tokens.weight.name
     if network.tied and "lm_head.weight" in tensors:
@@ -127,8 +190,8 @@ def _attach(parameter: Parameter, tensor: Rows) -> list[str]:
     return []
 
 
-def _renamed(stored: Mapping[str, Any], family: Family, notes: list[str]) -> dict[str, Any]:
-    """Apply the family's renames and leave out what belongs to other stages or is recomputed."""
+def _renamed(stored: Mapping[str, Any], family: Family, config: DecoderConfig, notes: list[str]) -> dict[str, Any]:
+    """Apply the family's renames and rules and leave out what belongs to other stages or is recomputed."""
     renames: dict[str, str] = getattr(family, "RENAMES", {})
     others: tuple[str, ...] = getattr(family, "OTHER_STAGES", ())
     tensors: dict[str, Any] = {}
@@ -144,11 +207,19 @@ def _renamed(stored: Mapping[str, Any], family: Family, notes: list[str]) -> dic
         if new in tensors:
             raise TensorMismatchError(f"The checkpoint holds {new} twice, once under another prefix.")
         tensors[new] = tensor
+    for rule in getattr(family, "rules", _no_rules)(config):
+        note = rule.apply(tensors)
+        if note:
+            notes.append(note)
     if left_out:
         notes.append(f"{left_out} tensors of other stages left out")
     if buffers:
         notes.append(f"{buffers} stored buffers recomputed")
     return tensors
+
+
+def _no_rules(config: DecoderConfig) -> Sequence[Rule]:
+    return ()
 
 
 def _same(a: Rows, b: Rows) -> bool:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgewright import nn
-from edgewright.models._config import DecoderConfig, layer_windows
+from edgewright.models._config import DecoderConfig, kind_rope_problems, layer_windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(DecoderConfig):
     """`Gemma3TextConfig`; sliding layers use `rope_local_base_freq` unscaled, full layers `rope_theta` with scaling."""
 
+    #: The published 4B file says neither these nor most others.
+    vocab_size: int = 262208
+    num_attention_heads: int = 8
     num_key_value_heads: int | None = 4
     head_dim: int | None = 256
     max_position_embeddings: int = 131072
@@ -37,6 +40,9 @@ class Config(DecoderConfig):
         "attn_logit_softcapping": "transformers 5.24 reads it for Gemma 3 and never applies it",
     }
 
+    def problems(self) -> list[str]:
+        return super().problems() + kind_rope_problems(self.rope_scaling)
+
     def windows(self) -> list[int | None]:
         """Return each layer's window: every `sliding_window_pattern`-th layer sees everything."""
         default = [bool((i + 1) % self.sliding_window_pattern) for i in range(self.num_hidden_layers)]
@@ -45,14 +51,14 @@ class Config(DecoderConfig):
 
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
-    full = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    full = config.rope(max_context)
     local = nn.RopeTable("rope_local", max_context, config.head_size, config.rope_local_base_freq)
     layers = [
         nn.decoder_layer(
             config,
             local if window else full,
             activation=config.hidden_activation,
-            post_norms=True,
+            names=nn.SANDWICH,
             norm_plus=1.0,
             qkv_bias=config.attention_bias,
             out_bias=config.attention_bias,

@@ -19,6 +19,6 @@ class Config(DecoderConfig):
 
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
-    rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    rope = config.rope(max_context)
     layers = [nn.decoder_layer(config, rope, window=config.sliding_window) for _ in range(config.num_hidden_layers)]
     return nn.causal_lm(config, layers)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edgewright import nn
 from edgewright.models._config import DecoderConfig, layer_windows
@@ -19,6 +22,12 @@ class Config(DecoderConfig):
     max_window_layers: int = 28
     layer_types: list[str] | None = None
 
+    fixed: typing.ClassVar[Mapping[str, Any]] = {"use_mrope": False}
+    no_effect: typing.ClassVar[Mapping[str, str]] = {
+        "dual_chunk_attention_config": "how other runtimes go beyond the trained length; transformers doesn't read it"
+    }
+    signed: typing.ClassVar[frozenset[str]] = frozenset({"max_window_layers"})
+
     def windows(self) -> list[int | None]:
         """Return each layer's window."""
         upper = [self.use_sliding_window and i >= self.max_window_layers for i in range(self.num_hidden_layers)]
@@ -28,6 +37,6 @@ class Config(DecoderConfig):
 
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
-    rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    rope = config.rope(max_context)
     layers = [nn.decoder_layer(config, rope, qkv_bias=True, window=window) for window in config.windows()]
     return nn.causal_lm(config, layers)

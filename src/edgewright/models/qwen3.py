@@ -18,7 +18,7 @@ class Config(qwen2.Config):
 
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
-    rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    rope = config.rope(max_context)
     bias, epsilon = config.attention_bias, config.rms_norm_eps
     layers = [
         nn.decoder_layer(config, rope, qkv_bias=bias, out_bias=bias, window=window, qk_norm_epsilon=epsilon)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgewright import nn
@@ -23,6 +25,10 @@ class Config(DecoderConfig):
     use_sliding_window: bool = False
     sliding_window: int | None = None
     layer_types: list[str] | None = None
+
+    no_effect: typing.ClassVar[Mapping[str, str]] = {
+        "max_window_layers": "layer_types or no_rope_layers decide",
+    }
 
     def rotary_layers(self) -> list[bool]:
         """Return which layers have rotary positions; without a list every `no_rope_layer_interval`-th has none."""
@@ -51,7 +57,7 @@ class Config(DecoderConfig):
 
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
-    rope = nn.RopeTable("rope", max_context, config.head_size, config.rope_theta, config.rope_scaling)
+    rope = config.rope(max_context)
     bias = config.attention_bias
     layers = [
         nn.decoder_layer(

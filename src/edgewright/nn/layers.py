@@ -1,4 +1,4 @@
-"""The small blocks: linear, embedding, RMS norm, gated MLP."""
+"""The small blocks: linear, embedding, norms, feed-forward networks."""
 
 from __future__ import annotations
 
@@ -29,35 +29,115 @@ class Embedding(Module):
         self._scale = scale
 
     def forward(self, g: GraphBuilder, ids: ir.Value) -> ir.Value:
-        rows = ops.embedding(g, ids, self.weight.value(g))
-        if self._scale is None:
-            return rows
-        result: ir.Value = g.op("Mul", rows, g.constant(self._scale, np.float32))
-        return result
+        return scaled(g, ops.embedding(g, ids, self.weight.value(g)), self._scale)
 
 
 class RMSNorm(Module):
-    """Root-mean-square norm over the last axis, or over runs of `group` elements; `plus` is added to the weight."""
+    """Root-mean-square norm over the last axis, or over runs of `group` elements; `plus` is added to the weight.
 
-    def __init__(self, width: int, epsilon: float, *, plus: float = 0.0, per_head: bool = False) -> None:
-        self.weight = Parameter(width, plus=plus)
+    The weight is `[width]`, or `[width / group, group]` with `own_weights`, or absent with `weight` False.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        epsilon: float,
+        *,
+        plus: float = 0.0,
+        group: int | None = None,
+        own_weights: bool = False,
+        weight: bool = True,
+    ) -> None:
+        self.weight = Parameter(*_norm_shape(width, group, own_weights), plus=plus) if weight else None
         self._epsilon = epsilon
-        self._group = width if per_head else None
+        self._group = group
 
     def forward(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
-        return ops.rms_norm(g, x, self.weight.value(g), epsilon=self._epsilon, group=self._group)
+        weight = self.weight.value(g) if self.weight else None
+        return ops.rms_norm(g, x, weight, epsilon=self._epsilon, group=self._group)
+
+
+class LayerNorm(Module):
+    """Norm by mean and variance, with optional weight and bias; `group` and `own_weights` as in RMSNorm."""
+
+    def __init__(
+        self,
+        width: int,
+        epsilon: float,
+        *,
+        plus: float = 0.0,
+        group: int | None = None,
+        own_weights: bool = False,
+        weight: bool = True,
+        bias: bool = True,
+    ) -> None:
+        shape = _norm_shape(width, group, own_weights)
+        self.weight = Parameter(*shape, plus=plus) if weight else None
+        self.bias = Parameter(*shape) if bias else None
+        self._epsilon = epsilon
+        self._group = group
+
+    def forward(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        weight = self.weight.value(g) if self.weight else None
+        bias = self.bias.value(g) if self.bias else None
+        return ops.layer_norm(g, x, weight, bias, epsilon=self._epsilon, group=self._group)
 
 
 class GatedMLP(Module):
-    """down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)); `names` are those of gate, up and down."""
 
-    def __init__(self, width: int, inner: int, activation: str, *, bias: bool = False) -> None:
-        self.gate_proj = Linear(width, inner, bias=bias)
-        self.up_proj = Linear(width, inner, bias=bias)
-        self.down_proj = Linear(inner, width, bias=bias)
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        self._names = names
+        for name, sizes in zip(names, ((width, inner), (width, inner), (inner, width)), strict=True):
+            setattr(self, name, Linear(*sizes, bias=bias))
         self._activation = ops.ACTIVATIONS[activation]
 
     def forward(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
-        inner = ops.gated_activation(g, self.gate_proj(g, x), self.up_proj(g, x), activation=self._activation)
-        result: ir.Value = self.down_proj(g, inner)
+        gate, up, down = (getattr(self, name) for name in self._names)
+        result: ir.Value = down(g, ops.gated_activation(g, gate(g, x), up(g, x), activation=self._activation))
         return result
+
+
+class MLP(Module):
+    """down(act(up(x))); `names` are those of up and down."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        names: tuple[str, str] = ("up_proj", "down_proj"),
+    ) -> None:
+        self._names = names
+        for name, sizes in zip(names, ((width, inner), (inner, width)), strict=True):
+            setattr(self, name, Linear(*sizes, bias=bias))
+        self._activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        up, down = (getattr(self, name) for name in self._names)
+        result: ir.Value = down(g, ops.activation(g, up(g, x), activation=self._activation))
+        return result
+
+
+def scaled(g: GraphBuilder, x: ir.Value, factor: float | None) -> ir.Value:
+    """Return x, multiplied by `factor` where one is given."""
+    if factor is None or factor == 1.0:
+        return x
+    result: ir.Value = g.op("Mul", x, g.constant(factor, np.float32))
+    return result
+
+
+def _norm_shape(width: int, group: int | None, own_weights: bool) -> tuple[int, ...]:
+    if group is None:
+        return (width,)
+    return (width // group, group) if own_weights else (group,)

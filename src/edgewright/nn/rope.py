@@ -18,6 +18,7 @@ from edgewright import ops
 from edgewright.errors import ConfigError
 from edgewright.graph import GraphBuilder
 from edgewright.graph.weights import ComputedWeight
+from edgewright.nn.cache import Cache
 
 Array = np.ndarray
 
@@ -64,6 +65,20 @@ def _yarn(freqs: Array, dim: int, theta: float, p: Mapping[str, Any]) -> tuple[A
     return result, float(attention)
 
 
+def _longrope(freqs: Array, p: Mapping[str, Any], limit: int | None, *, long: bool) -> tuple[Array, float]:
+    original = p["original_max_position_embeddings"]
+    factor = p.get("factor")
+    if factor is None:
+        assert limit is not None, "longrope without factor needs the model's longest context"
+        factor = limit / original
+    attention = p.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    ext = np.asarray(p["long_factor" if long else "short_factor"], dtype=np.float32)
+    result: Array = (freqs.astype(np.float64) / ext).astype(np.float32)
+    return result, float(attention)
+
+
 #: Keys each scaling type needs, and those it may have.
 _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "default": (frozenset(), frozenset()),
@@ -76,7 +91,18 @@ _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"factor", "original_max_position_embeddings"}),
         frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     ),
+    # Only beyond max_position_embeddings does `factor` count, and there the values would depend on how a text is cut
+    # into calls. A context is never longer than that here, so the frequencies are the plain ones.
+    "dynamic": (frozenset({"factor"}), frozenset({"original_max_position_embeddings"})),
+    "longrope": (
+        frozenset({"short_factor", "long_factor", "original_max_position_embeddings"}),
+        frozenset({"attention_factor", "factor"}),
+    ),
+    "proportional": (frozenset(), frozenset({"factor", "partial_rotary_factor"})),
 }
+_LISTS = ("short_factor", "long_factor")
+#: Zero is how a config says that it has none.
+_OR_ZERO = ("mscale", "mscale_all_dim")
 
 
 def check_scaling(scaling: Mapping[str, Any]) -> str:
@@ -92,18 +118,31 @@ def check_scaling(scaling: Mapping[str, Any]) -> str:
         raise ConfigError(f"Rope scaling {kind!r} has keys that aren't understood: {', '.join(sorted(unknown))}.")
     for key in given:
         value = scaling[key]
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-        if not (isinstance(value, bool) if key == "truncate" else number):
-            wanted = "true or false" if key == "truncate" else "a positive number"
+        if key == "truncate":
+            fine, wanted = isinstance(value, bool), "true or false"
+        elif key in _LISTS:
+            fine, wanted = isinstance(value, list) and all(map(_positive, value)), "a list of positive numbers"
+        elif key in _OR_ZERO:
+            fine, wanted = _positive(value) or (value == 0 and not isinstance(value, bool)), "a positive number or zero"
+        else:
+            fine, wanted = _positive(value), "a positive number"
+        if not fine:
             raise ConfigError(f"Rope scaling {kind!r} has {key} = {value!r} where {wanted} is needed.")
     return kind
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)
 class RopeTable:
     """Cos and sin tables `[positions, rotary_dim / 2]` shared by the layers that use them.
 
-    `scaling` is a config's `rope_scaling` mapping or None. Raises ConfigError on a scaling that isn't understood.
+    `scaling` is a config's `rope_scaling` mapping or None; `limit`, needed for longrope without `factor`, is the
+    model's own longest context. Longrope has two sets of frequencies: with more positions than the original context,
+    the short set's rows come first and the long set's behind them. Raises ConfigError on a scaling that isn't
+    understood.
     """
 
     name: str
@@ -111,15 +150,47 @@ class RopeTable:
     rotary_dim: int
     theta: float
     scaling: Mapping[str, Any] | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
-        if check_scaling(self.scaling or {}) == "yarn" and self.theta <= 1:
+        scaling = self.scaling or {}
+        kind = check_scaling(scaling)
+        if kind == "yarn" and self.theta <= 1:
             raise ConfigError(f"Rope scaling 'yarn' needs a rope_theta above 1, not {self.theta}.")
+        if self.rotary_dim % 2:
+            raise ConfigError(f"The rotary part of a head is {self.rotary_dim} wide, which is odd.")
+        if kind == "longrope":
+            if scaling["original_max_position_embeddings"] <= 1:
+                raise ConfigError("Rope scaling 'longrope' needs an original_max_position_embeddings above 1.")
+            for key in _LISTS:
+                if len(scaling[key]) != self.rotary_dim // 2:
+                    raise ConfigError(
+                        f"Rope scaling 'longrope' has {len(scaling[key])} values in {key} where half the rotary "
+                        f"width, {self.rotary_dim // 2}, is needed."
+                    )
+        try:
+            with np.errstate(all="raise", under="ignore"):
+                self.angles()
+        except ArithmeticError:
+            raise ConfigError(f"The rope can't be computed with theta {self.theta:g} and {dict(scaling)}.") from None
 
-    def angles(self) -> tuple[Array, float]:
+    @property
+    def switch(self) -> int | None:
+        """The longest total length that uses the first set of frequencies; None when there is one set."""
+        scaling = self.scaling or {}
+        if check_scaling(scaling) != "longrope" or self.positions <= scaling["original_max_position_embeddings"]:
+            return None
+        return int(scaling["original_max_position_embeddings"])
+
+    def angles(self, *, long: bool = False) -> tuple[Array, float]:
         """Return float32 inverse frequencies `[rotary_dim / 2]` and the factor of cos and sin."""
         scaling = self.scaling or {}
         kind = check_scaling(scaling)
+        if kind == "proportional":
+            turning = int(scaling.get("partial_rotary_factor", 1.0) * self.rotary_dim // 2)
+            freqs = _plain(self.rotary_dim, self.theta)
+            freqs[turning:] = 0
+            return freqs / np.float32(scaling.get("factor", 1.0)), 1.0
         freqs = _plain(self.rotary_dim, self.theta)
         if kind == "linear":
             return freqs / np.float32(scaling["factor"]), 1.0
@@ -127,26 +198,47 @@ class RopeTable:
             return _llama3(freqs, scaling), 1.0
         if kind == "yarn":
             return _yarn(freqs, self.rotary_dim, self.theta, scaling)
+        if kind == "longrope":
+            return _longrope(freqs, scaling, self.limit, long=long)
         return freqs, 1.0
 
     def values(self, g: GraphBuilder) -> tuple[ir.Value, ir.Value]:
         """Return the cos and sin initializers."""
-        shape = (self.positions, self.rotary_dim // 2)
+        first = self.switch or 0
+        shape = (first + self.positions, self.rotary_dim // 2)
 
         def table(function: np.ufunc, start: int, stop: int) -> Array:
-            freqs, factor = self.angles()
-            turns = np.arange(start, stop, dtype=np.float32)[:, None] * freqs
-            values: Array = (function(turns.astype(np.float64)) * factor).astype(np.float32)
-            return values
+            rows = np.arange(start, stop)
+            parts = [self._rows(function, rows[rows < first], long=False)] if first else []
+            parts.append(self._rows(function, rows[rows >= first] - first, long=bool(first)))
+            return np.concatenate(parts)
 
         cos = ComputedWeight(f"{self.name}.cos", shape, partial(table, np.cos))
         sin = ComputedWeight(f"{self.name}.sin", shape, partial(table, np.sin))
         return g.weight(cos), g.weight(sin)
 
+    def _rows(self, function: np.ufunc, positions: Array, *, long: bool) -> Array:
+        freqs, factor = self.angles(long=long)
+        turns = positions.astype(np.float32)[:, None] * freqs
+        values: Array = (function(turns.astype(np.float64)) * factor).astype(np.float32)
+        return values
+
+    def rows(self, g: GraphBuilder, cache: Cache) -> ir.Value:
+        """Return the table rows int64 `[batch, seq]` of a call's positions."""
+        if self.switch is None:
+            return cache.positions
+        assert cache.totals is not None
+        limit = g.constant(self.switch, np.int64)
+        is_long = g.op("Cast", g.op("Greater", cache.totals, limit), to=int(ir.DataType.INT64))
+        offset = g.op("Unsqueeze", g.op("Mul", is_long, limit), g.constant([1], np.int64))
+        result: ir.Value = g.op("Add", cache.positions, offset)
+        return result
+
 
 def apply_rope(
-    g: GraphBuilder, table: RopeTable, x: ir.Value, positions: ir.Value, *, head_dim: int, interleaved: bool = False
+    g: GraphBuilder, table: RopeTable, x: ir.Value, cache: Cache, *, head_dim: int, interleaved: bool = False
 ) -> ir.Value:
-    """Rotate x `[batch, seq, heads * head_dim]` by the table's rows at `positions` `[batch, seq]`."""
+    """Rotate x `[batch, seq, heads * head_dim]` by the table's rows at this call's positions."""
     cos, sin = table.values(g)
-    return ops.rope(g, x, positions, cos, sin, head_dim=head_dim, rotary_dim=table.rotary_dim, interleaved=interleaved)
+    rows = table.rows(g, cache)
+    return ops.rope(g, x, rows, cos, sin, head_dim=head_dim, rotary_dim=table.rotary_dim, interleaved=interleaved)

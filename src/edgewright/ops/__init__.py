@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from edgewright.ops._body import Call, Op
+from edgewright.ops.activation import ACTIVATION, ACTIVATIONS, GATED_ACTIVATION, activation, gated_activation
 from edgewright.ops.attention import ATTENTION, attention
+from edgewright.ops.causal_conv import CAUSAL_CONV, causal_conv
 from edgewright.ops.embedding import EMBEDDING, embedding
-from edgewright.ops.gated_activation import ACTIVATIONS, GATED_ACTIVATION, gated_activation
+from edgewright.ops.experts import EXPERTS, experts
+from edgewright.ops.gated_delta import GATED_DELTA, gated_delta
+from edgewright.ops.layer_norm import LAYER_NORM, layer_norm
 from edgewright.ops.linear import LINEAR, linear
-from edgewright.ops.quantized import QUANT_EMBEDDING, QUANT_LINEAR
+from edgewright.ops.quantized import DEQUANTIZE, QUANT_EMBEDDING, QUANT_LINEAR
 from edgewright.ops.rms_norm import RMS_NORM, rms_norm
 from edgewright.ops.rope import ROPE, rope
 from edgewright.ops.softcap import SOFTCAP, softcap
+from edgewright.ops.state_space import STATE_SPACE, state_space
 
 #: Every op by its name.
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
+        ACTIVATION,
         ATTENTION,
+        CAUSAL_CONV,
+        DEQUANTIZE,
         EMBEDDING,
+        EXPERTS,
         GATED_ACTIVATION,
+        GATED_DELTA,
+        LAYER_NORM,
         LINEAR,
         QUANT_EMBEDDING,
         QUANT_LINEAR,
         RMS_NORM,
         ROPE,
         SOFTCAP,
+        STATE_SPACE,
     )
 }
 
@@ -33,11 +45,17 @@ __all__ = [
     "OPS",
     "Call",
     "Op",
+    "activation",
     "attention",
+    "causal_conv",
     "embedding",
+    "experts",
     "gated_activation",
+    "gated_delta",
+    "layer_norm",
     "linear",
     "rms_norm",
     "rope",
     "softcap",
+    "state_space",
 ]

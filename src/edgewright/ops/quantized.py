@@ -1,4 +1,5 @@
-"""`QuantLinear` and `QuantEmbedding`: the same maths on integer weights in blocks along the input axis.
+"""`QuantLinear`, `QuantEmbedding`: the same maths on integer weights in blocks along the input axis; `Dequantize`: such
+a weight as floats, for an op that has no twin of its own.
 
 A weight `[out, in]` is stored as codes of `bits` bits, `group` to a block, low nibble first, in uint8
 `[out, blocks, group * bits / 8]`, with float32 scales `[out, blocks]` and, optionally, zero points packed like the
@@ -69,5 +70,11 @@ def _embedding_body(call: Call) -> str:
     return text + "y = Reshape(w, full)\n"
 
 
+def _dequantize_body(call: Call) -> str:
+    given = (*call.given, False, False)
+    return _dequantize(call, "codes", "scales", "zero_points" if given[2] else None, "offsets" if given[3] else None)
+
+
 QUANT_LINEAR = Op("QuantLinear", QUANT_LINEAR_INPUTS, ("y",), _linear_body)
 QUANT_EMBEDDING = Op("QuantEmbedding", ("ids", "codes", "scales", "zero_points", "offsets"), ("y",), _embedding_body)
+DEQUANTIZE = Op("Dequantize", ("codes", "scales", "zero_points", "offsets"), ("w",), _dequantize_body)

@@ -1,4 +1,7 @@
-"""`RMSNorm`: y = x / sqrt(mean(x^2) + epsilon) * weight over the last axis, or over groups of it (per-head norms)."""
+"""`RMSNorm`: y = x / sqrt(mean(x^2) + epsilon) * weight over the last axis, or over groups of it (per-head norms).
+
+The weight may be missing; with `group` it is `[group]`, or `[groups, group]` for weights of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from edgewright.graph import GraphBuilder
 from edgewright.ops._body import Call, Op, ints, scalar
 
 
-def rms_norm(g: GraphBuilder, x: ir.Value, weight: ir.Value, *, epsilon: float, group: int | None = None) -> ir.Value:
+def rms_norm(
+    g: GraphBuilder, x: ir.Value, weight: ir.Value | None, *, epsilon: float, group: int | None = None
+) -> ir.Value:
     """Append an `RMSNorm` node; with `group` each run of `group` elements of the last axis is normalised alone."""
     result: ir.Value = g.ew("RMSNorm", x, weight, epsilon=epsilon, group=group)
     return result
@@ -26,7 +31,7 @@ def _body(call: Call) -> str:
             "shifted = Add(mean, eps)\n",
             "root = Sqrt(shifted)\n",
             "unit = Div(v, root)\n",
-            "scaled = Mul(unit, weight)\n",
+            "scaled = Mul(unit, weight)\n" if call.given[1:] == (True,) else "scaled = Identity(unit)\n",
             (ints("flat", 0, 0, -1) + "y = Reshape(scaled, flat)\n") if group else "y = Identity(scaled)\n",
         ]
     )

@@ -1,4 +1,4 @@
-"""The pass that gives every linear and embedding table the format its recipe says."""
+"""The pass that gives every linear, embedding table and weight of experts the format its recipe says."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import module_of
 from edgewright.graph.rewrite import replace as replace_node
 from edgewright.graph.weights import FloatProducer, Producer
+from edgewright.ops.experts import EXPERT_WEIGHTS
 from edgewright.quant.formats import Format, IntFormat, StoredFormat
 from edgewright.quant.producers import ExactProducer, RoundingProducer, held_exactly, stored_format
 from edgewright.quant.recipe import Recipe
@@ -28,17 +29,18 @@ class Applied:
 
 
 def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
-    """Apply `recipe` to every `Linear` and `Embedding` of the stage, in place; returns what was done, in graph order.
+    """Apply `recipe` to every `Linear`, `Embedding` and `Experts` in place; returns what was done, in graph order.
 
     A head and a table that are tied and get the same format share one set of codes. Raises RecipeError.
     """
-    nodes = [node for node in stage.graph if node.domain == EW and node.op_type in ("Linear", "Embedding")]
-    modules = [(module_of(node), _kind(node)) for node in nodes]
+    nodes = [node for node in stage.graph if node.domain == EW and node.op_type in _PLACES]
+    uses = [(node, place) for node in nodes for place in _PLACES[node.op_type] if node.inputs[place] is not None]
+    modules = [(_module(node, place), _kind(node)) for node, place in uses]
     formats = recipe.resolve(modules)
     applied = []
     shared: dict[tuple[str, Format], tuple[ir.Value, ...]] = {}
-    for node, (module, kind) in zip(nodes, modules, strict=True):
-        table = node.inputs[1]
+    for (node, place), (module, kind) in zip(uses, modules, strict=True):
+        table = node.inputs[place]
         assert table is not None
         assert table.name is not None
         weight = stage.weights[table.name]
@@ -55,9 +57,25 @@ def quantize_stage(stage: Stage, recipe: Recipe) -> list[Applied]:
             shared[key] = _produce(stage, weight, fmt, module)
         elif isinstance(fmt, IntFormat):
             stage.notes.append(f"{module} shares the codes of {weight.name}")
-        _replace(stage, node, shared[key], fmt, weight)
+        if node.op_type == "Experts":
+            _feed(stage, node, place, shared[key], fmt, weight, module)
+        else:
+            _replace(stage, node, shared[key], fmt, weight)
     stage.drop_unused()
     return applied
+
+
+#: Where the ops have weights among their inputs.
+_PLACES = {"Linear": (1,), "Embedding": (1,), "Experts": EXPERT_WEIGHTS}
+
+
+def _module(node: ir.Node, place: int) -> str:
+    """Return the module a weight belongs to; an `Experts` node has several, named after their parameters."""
+    value = node.inputs[place]
+    if node.op_type != "Experts":
+        return module_of(node)
+    assert value is not None
+    return (value.name or "").removesuffix(".weight")
 
 
 def _kind(node: ir.Node) -> str:
@@ -87,24 +105,8 @@ def _replace(stage: Stage, node: ir.Node, values: tuple[ir.Value, ...], fmt: For
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     new: list[ir.Node] = []
     if isinstance(fmt, IntFormat):
-        rows, width = weight.shape
-        by_kind = {(value.name or "").rsplit(".", 1)[-1]: value for value in values}
-        inputs = [x, *(by_kind.get(kind) for kind in ("codes", "scales", "zero_points", "offsets")), bias]
-        new.append(
-            make_node(
-                EW,
-                f"Quant{node.op_type}",
-                inputs,
-                {
-                    "bits": fmt.bits,
-                    "group": fmt.group,
-                    "in_features": width,
-                    "out_features": rows,
-                    "int8_activations": int(fmt.int8_activations),
-                },
-                name=node.name or "",
-            )
-        )
+        inputs = [x, *_parts(values), bias]
+        new.append(make_node(EW, f"Quant{node.op_type}", inputs, _attributes(fmt, weight), name=node.name or ""))
     elif fmt.dtype == "float32":
         return
     elif node.op_type == "Embedding":
@@ -114,6 +116,36 @@ def _replace(stage: Stage, node: ir.Node, values: tuple[ir.Value, ...], fmt: For
         cast = _cast(values[0], f"{node.name}_weight")
         new += [cast, make_node(EW, "Linear", [x, cast.outputs[0], bias], {}, name=node.name or "")]
     replace_node(stage, node, new, new[-1].outputs)
+
+
+def _feed(
+    stage: Stage, node: ir.Node, place: int, values: tuple[ir.Value, ...], fmt: Format, weight: Weight, module: str
+) -> None:
+    """Give an `Experts` node one of its weights as a float made of the stored tensors."""
+    if isinstance(fmt, IntFormat):
+        new = make_node(EW, "Dequantize", _parts(values), _attributes(fmt, weight), name=f"{module}/Dequantize")
+    elif fmt.dtype == "float32":
+        return
+    else:
+        new = _cast(values[0], f"{module}/weight")
+    stage.graph.insert_before(node, [new])
+    node.replace_input_with(place, new.outputs[0])
+
+
+def _parts(values: tuple[ir.Value, ...]) -> list[ir.Value | None]:
+    by_kind = {(value.name or "").rsplit(".", 1)[-1]: value for value in values}
+    return [by_kind.get(kind) for kind in ("codes", "scales", "zero_points", "offsets")]
+
+
+def _attributes(fmt: IntFormat, weight: Weight) -> dict[str, int]:
+    rows, width = weight.shape
+    return {
+        "bits": fmt.bits,
+        "group": fmt.group,
+        "in_features": width,
+        "out_features": rows,
+        "int8_activations": int(fmt.int8_activations),
+    }
 
 
 def _cast(value: ir.Value, name: str) -> ir.Node:

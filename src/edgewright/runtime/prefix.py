@@ -1,7 +1,7 @@
 """A prompt's cache in a file: computed once, restored in milliseconds, refused for any other model.
 
 The file is an uncompressed `.npz` without pickled objects: `ids` int64 `[n]`, `model` (the model id), and the cache
-tensors `kv.0`, `kv.1`, ... `[batch, kv_heads, n, head_dim]`.
+tensors `kv.0`, `kv.1`, ... `[batch, kv_heads, n, width]`, recurrent states at the end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load_prefix(path: Path, session: Session, model_id: str) -> list[int]:
         raise GenerationError(
             f"{path.name} is not a readable prefix cache ({error}): compute the prefix again."
         ) from None
-    if ids.ndim != 1 or ids.dtype != np.int64 or any(a.ndim != 4 or a.shape[2] != len(ids) for a in cache):
-        raise GenerationError(f"{path.name} holds ids and caches of different lengths: compute the prefix again.")
-    session.restore(cache)
+    if ids.ndim != 1 or ids.dtype != np.int64:
+        raise GenerationError(f"{path.name} holds no token ids: compute the prefix again.")
+    session.restore(cache, ids)
     return [int(i) for i in ids]

@@ -1,4 +1,4 @@
-"""A dialog's state on an engine: its key/value cache and how many tokens it holds."""
+"""A dialog's state on an engine: its key/value caches and recurrent states, and how many tokens it holds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from edgewright.errors import ContextOverflowError, GenerationError
+from edgewright.errors import ContextOverflowError, GenerationError, TruncationError
 from edgewright.runtime.engine import Engine, share, zeros
 
 Logits = Literal["last", "all", "none"]
 Ids = Sequence[int] | npt.NDArray[np.integer]
+Array = npt.NDArray[np.generic]
+Tokens = npt.NDArray[np.int64]
 
 #: Capacity a new cache starts with; it doubles when full, up to the context bound.
 FIRST_CAPACITY = 256
@@ -21,10 +23,12 @@ FIRST_CAPACITY = 256
 _ROOM = 64
 #: Longest run of tokens given to the engine at once; longer appends are cut.
 PREFILL_CHUNK = 512
+#: Recurrent states can't be cut back, so as many of them are remembered, at the ends of the latest longer appends.
+_MARKS = 2
 
 
 class Session:
-    """`batch` sequences of equal length on one engine.
+    """`batch` sequences on one engine.
 
     `append` feeds tokens and returns logits; any split of the same tokens gives the same values up to the rounding of
     float32 sums. Not safe for use from several threads at once.
@@ -41,15 +45,25 @@ class Session:
         vocab = contract.outputs[0].shape[-1]
         assert isinstance(vocab, int)
         self.vocab_size = vocab
-        self._length = 0
         self._lengths = np.zeros(batch, dtype=np.int64)
         self._kv = self._allocate(min(first_capacity, self.max_context))
-        self._step: _Step | None = None
+        self._states = [zeros((batch, *state.shape), np.float32) for state in contract.state]
+        self._spare = [zeros(array.shape, np.float32) for array in self._states]
+        self._marks: list[tuple[Tokens, list[Array]]] = []
+        # What was fed, kept only where a sequence may have to be fed again.
+        self._history: list[list[int]] | None = None if contract.rope_switch is None else [[] for _ in range(batch)]
+        self._beyond = np.zeros(batch, dtype=bool)
+        self._steps: dict[int, _Step] = {}
 
     @property
     def length(self) -> int:
+        """Tokens the longest sequence holds."""
+        return int(self._lengths.max())
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
         """Tokens each sequence holds."""
-        return self._length
+        return tuple(int(n) for n in self._lengths)
 
     @property
     def capacity(self) -> int:
@@ -58,8 +72,14 @@ class Session:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the cache in bytes."""
-        return sum(array.nbytes for array in self._kv)
+        """Size of caches and states in bytes, remembered states included."""
+        marks = (array for _, states in self._marks for array in states)
+        return sum(array.nbytes for array in (*self._kv, *self._states, *self._spare, *marks))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the model keeps states that can't be cut back to any length."""
+        return bool(self._states)
 
     def append(self, ids: Ids, logits: Logits = "last") -> npt.NDArray[np.float32]:
         """Feed `ids` (`[n]`, or `[batch, n]`) and return float32 logits `[rows, vocab]` (`[batch, rows, vocab]`).
@@ -67,136 +87,262 @@ class Session:
         `logits` selects the rows: of the last token, of all tokens, or none. Raises GenerationError on ids outside the
         vocabulary, ContextOverflowError when the context has no room for them; nothing is fed then.
         """
-        tokens = self._checked(ids)
-        if logits not in ("last", "all", "none"):
-            raise GenerationError(f"logits must be 'last', 'all' or 'none', not {logits!r}.")
+        tokens = self._rectangle(ids)
         count = tokens.shape[1]
-        if self._length + count > self.max_context:
-            raise ContextOverflowError(
-                f"{count} tokens after {self._length} don't fit into the context of {self.max_context}: "
-                "shorten the prompt, or deploy with a larger --max-context."
-            )
-        self._reserve(self._length + count)
-        if count == 1 and logits == "last":
+        self._check(tokens, self.length + count, logits)
+        if count == 1 and logits == "last" and not self._crossing(count):
+            self._reserve(self.length + count)
             rows = self._decode(tokens)
             return rows if self._batch > 1 else rows[0]
-        parts = []
-        for start in range(0, count, PREFILL_CHUNK):
-            chunk = tokens[:, start : start + PREFILL_CHUNK]
-            size = chunk.shape[1]
-            if logits == "all":
-                positions = np.arange(size)
-            elif logits == "last" and start + size == count:
-                positions = np.array([size - 1])
-            else:
-                positions = np.array([], dtype=np.int64)
-            parts.append(self._run(chunk, positions))
-        result = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return result if self._batch > 1 else result[0]
+        results = self._feed(list(tokens), logits)
+        return np.stack(results) if self._batch > 1 else results[0]
+
+    def append_rows(self, rows: Sequence[Ids], logits: Logits = "last") -> list[npt.NDArray[np.float32]]:
+        """Feed each sequence its own number of ids, at least one; returns for each the logits `[rows, vocab]`.
+
+        No padding is involved, so none can be seen. Raises as `append`; when the engine fails in between, the rows
+        before have been fed.
+        """
+        if len(rows) != self._batch:
+            raise GenerationError(f"{len(rows)} rows of token ids don't fit a batch of {self._batch}.")
+        tokens = [_integers(row) for row in rows]
+        for row, length in zip(tokens, self._lengths, strict=True):
+            if row.ndim != 1 or not row.size:
+                raise GenerationError("Each row of token ids must be a list of at least one.")
+            self._check(row, int(length) + row.size, logits)
+        return self._feed(tokens, logits)
 
     def truncate(self, length: int) -> None:
-        """Forget everything after the first `length` tokens."""
-        if not 0 <= length <= self._length:
-            raise GenerationError(f"Can't truncate to {length}: the session holds {self._length} tokens.")
-        self._set_length(length)
+        """Forget everything after the first `length` tokens of each sequence.
+
+        Raises TruncationError when the model keeps recurrent states and none is remembered for that length; `rewind`
+        goes as near as is possible.
+        """
+        if not 0 <= length <= self.length:
+            raise GenerationError(f"Can't truncate to {length}: the session holds {self.length} tokens.")
+        lengths = np.minimum(self._lengths, length)
+        if self._states and not np.array_equal(lengths, self._lengths):
+            if lengths.any():
+                known = next((states for n, states in self._marks if np.array_equal(n, lengths)), None)
+                if known is None:
+                    raise TruncationError(
+                        f"Can't truncate to {length}: the model's recurrent state can't be cut back, and none is "
+                        "remembered for that length. Use rewind, or copy the session before."
+                    )
+                for mine, other in zip(self._states, known, strict=True):
+                    mine[:] = other
+            else:
+                for mine in self._states:
+                    mine[:] = 0
+            self._marks = [(n, states) for n, states in self._marks if (n <= lengths).all()]
+        self._set_lengths(lengths)
+
+    def rewind(self, length: int) -> int:
+        """Truncate to `length`, or to the nearest shorter one that is possible; returns where that is."""
+        if self._states and 0 < length < self.length:
+            # A mark counts only where every sequence, cut to its longest, has the length the mark has.
+            ends = [(int(n.max()), n) for n, _ in self._marks]
+            known = [end for end, n in ends if end <= length and (np.minimum(self._lengths, end) == n).all()]
+            length = max(known, default=0)
+        self.truncate(length)
+        return length
 
     def copy(self) -> Session:
         """Return an independent session with the same content."""
         twin = Session(self._engine, batch=self._batch, first_capacity=self.capacity)
         for mine, other in zip(self._kv, twin._kv, strict=True):
-            other[:, :, : self._length] = mine[:, :, : self._length]
-        twin._set_length(self._length)
+            other[:, :, : self.length] = mine[:, :, : self.length]
+        for mine, other in zip(self._states, twin._states, strict=True):
+            other[:] = mine
+        twin._marks = list(self._marks)
+        if self._history is not None:
+            twin._history = [list(row) for row in self._history]
+        twin._beyond[:] = self._beyond
+        twin._set_lengths(self._lengths)
         return twin
 
-    def cache(self) -> list[npt.NDArray[np.generic]]:
-        """Return the filled part of each cache tensor, `[batch, kv_heads, length, head_dim]`, keys before values."""
-        return [array[:, :, : self._length] for array in self._kv]
+    def cache(self) -> list[Array]:
+        """Return the filled part of each cache `[batch, kv_heads, length, width]`, keys before values, then states.
 
-    def restore(self, cache: Sequence[npt.NDArray[np.generic]]) -> None:
-        """Replace the content by what `cache()` returned; raises GenerationError when shapes or dtypes differ."""
-        expected = [(a.shape[:2], a.shape[3], a.dtype) for a in self._kv]
-        given = [(a.shape[:2], a.shape[3], a.dtype) if a.ndim == 4 else None for a in cache]
-        lengths = {a.shape[2] for a in cache if a.ndim == 4}
-        if given != expected or len(lengths) != 1:
+        The caches are views that the next append may overwrite; the states are copies.
+        """
+        if self._crossing(0):  # a longer text was cut back: what is kept has the frequencies of its own length
+            for row in range(self._batch):
+                self._refill(slice(row, row + 1), int(self._lengths[row]))
+        return [*(array[:, :, : self.length] for array in self._kv), *(state.copy() for state in self._states)]
+
+    def restore(self, cache: Sequence[Array], ids: Ids) -> None:
+        """Replace the content of a session of batch 1 by what `cache()` returned for `ids`.
+
+        Raises GenerationError when shapes or dtypes differ.
+        """
+        if self._batch != 1:
+            raise GenerationError("A saved cache holds one sequence: restore it into a session of batch 1.")
+        length = len(ids)
+        expected = [((*a.shape[:2], length, a.shape[3]), a.dtype) for a in self._kv]
+        expected += [(a.shape, a.dtype) for a in self._states]
+        if [(a.shape, a.dtype) for a in cache] != expected:
             raise GenerationError("The saved cache has other shapes than this model's: it was made by another model.")
-        length = lengths.pop()
         if length > self.max_context:
             raise ContextOverflowError(f"The saved cache of {length} tokens exceeds the context of {self.max_context}.")
-        self._set_length(0)
         self._reserve(length)
-        for mine, other in zip(self._kv, cache, strict=True):
+        self._clear(_ALL)
+        for mine, other in zip(self._kv, cache, strict=False):
             mine[:, :, :length] = other
-        self._set_length(length)
+        for mine, other in zip(self._states, cache[len(self._kv) :], strict=True):
+            mine[:] = other
+        self._lengths[:] = length
+        if self._history is not None:
+            self._history = [[int(i) for i in ids]]
+            self._beyond[:] = length > (self._engine.contract.rope_switch or 0)
+        self._remember()
 
-    def _checked(self, ids: Ids) -> npt.NDArray[np.int64]:
-        try:
-            array = np.asarray(ids)
-        except ValueError:
-            raise GenerationError("Token ids of several sequences must be equally many.") from None
-        if array.size and not np.issubdtype(array.dtype, np.integer):
-            raise GenerationError(f"Token ids must be integers, not {array.dtype}.")
+    def _rectangle(self, ids: Ids) -> Tokens:
+        array = _integers(ids)
         if array.ndim == 1 and self._batch == 1:
             array = array[None]
         if array.ndim != 2 or array.shape[0] != self._batch or array.shape[1] == 0:
             raise GenerationError(
                 f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give ids for each."
             )
-        low, high = int(array.min()), int(array.max())
+        return array
+
+    def _check(self, tokens: Tokens, total: int, logits: str) -> None:
+        if logits not in ("last", "all", "none"):
+            raise GenerationError(f"logits must be 'last', 'all' or 'none', not {logits!r}.")
+        low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.vocab_size:
             raise GenerationError(
                 f"Token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}."
             )
-        return array.astype(np.int64)
+        if total > self.max_context:
+            count = tokens.shape[-1]
+            raise ContextOverflowError(
+                f"{count} tokens after {total - count} don't fit into the context of {self.max_context}: "
+                "shorten the prompt, or deploy with a larger --max-context."
+            )
 
-    def _set_length(self, length: int) -> None:
-        self._length = length
-        self._lengths[:] = length
+    def _set_lengths(self, lengths: Tokens) -> None:
+        if self._history is not None:
+            for row, length in zip(self._history, lengths, strict=True):
+                del row[int(length) :]
+        self._lengths[:] = lengths
 
-    def _allocate(self, capacity: int) -> list[npt.NDArray[np.generic]]:
+    def _clear(self, group: slice) -> None:
+        """Make the sequences of `group` empty."""
+        self._lengths[group] = 0
+        for state in self._states:
+            state[group] = 0
+        if self._history is not None:
+            for row in self._history[group]:
+                row.clear()
+        self._marks = []
+
+    def _crossing(self, count: int) -> bool:
+        switch = self._engine.contract.rope_switch
+        return switch is not None and bool((((self._lengths + count) > switch) != self._beyond).any())
+
+    def _allocate(self, capacity: int) -> list[Array]:
         contract = self._engine.contract
         dtype = np.dtype(contract.kv_dtype)
         return [
-            zeros((self._batch, layer.kv_heads, capacity, layer.head_dim), dtype)
+            zeros((self._batch, layer.kv_heads, capacity, width), dtype)
             for layer in contract.kv
-            for _ in ("key", "value")
+            for width in (layer.head_dim, layer.value_dim or layer.head_dim)
         ]
 
     def _reserve(self, length: int) -> None:
         capacity = self.capacity
-        if length <= capacity:
+        if length <= capacity or not self._kv:
             return
         while capacity < length + _ROOM:
             capacity *= 2
         capacity = min(capacity, self.max_context)
-        self._step = None
+        self._steps = {}
         # One tensor after the other: peak memory grows by one tensor, and an interruption leaves a usable cache.
+        held = self.length
         for index, array in enumerate(self._kv):
             if array.shape[2] < capacity:
                 grown = zeros((*array.shape[:2], capacity, array.shape[3]), array.dtype)
-                grown[:, :, : self._length] = array[:, :, : self._length]
+                grown[:, :, :held] = array[:, :, :held]
                 self._kv[index] = grown
 
-    def _run(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Run once over `tokens` `[batch, n]`; returns logits `[batch, positions, vocab]` in fresh memory."""
-        count = tokens.shape[1]
-        by_row = self._batch > 1 and count > 1 and self._length > 0 and self._engine.contract.kv_in_place
-        if by_row:
+    def _feed(self, rows: list[Tokens], logits: Logits) -> list[npt.NDArray[np.float32]]:
+        """Feed rows of any lengths; returns each row's logits."""
+        self._reserve(int((self._lengths + [len(row) for row in rows]).max()))
+        together = self._batch == 1 or (
+            len({len(row) for row in rows}) == 1
+            and self._history is None  # what a total length decides is decided for each row
             # The attention kernel continues several tokens at once for one sequence only.
-            rows = [slice(b, b + 1) for b in range(self._batch)]
-            result = np.concatenate([_Step(self, tokens[row].copy(), positions, row).run() for row in rows])
-        else:
-            result = _Step(self, tokens.copy(), positions).run()
-        self._set_length(self._length + count)
+            and (len(rows[0]) == 1 or not self._lengths.any() or not self._engine.contract.kv_in_place)
+        )
+        groups = [_ALL] if together else [slice(b, b + 1) for b in range(self._batch)]
+        results: list[npt.NDArray[np.float32]] = []
+        for group in groups:
+            results += list(self._feed_group(np.stack(rows[group]), group, logits))
+        if max(len(row) for row in rows) > 1:
+            self._remember()
+        return results
+
+    def _feed_group(self, tokens: Tokens, group: slice, logits: Logits) -> npt.NDArray[np.float32]:
+        """Feed `tokens` `[rows, n]` to the sequences of `group`; returns `[rows, logits, vocab]` in fresh memory."""
+        count = tokens.shape[1]
+        total = int(self._lengths[group].max()) + count
+        self._refill(group, total)
+        parts = []
+        for start in range(0, count, PREFILL_CHUNK):
+            chunk = tokens[:, start : start + PREFILL_CHUNK]
+            size = chunk.shape[1]
+            wanted = size if logits == "all" else int(logits == "last" and start + size == count)
+            parts.append(self._run(chunk, np.arange(size - wanted, size), group, total))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _refill(self, group: slice, total: int) -> None:
+        """Feed the one sequence of `group` again when `total` tokens have other rope frequencies than what it holds."""
+        switch = self._engine.contract.rope_switch
+        if switch is None or self._history is None:
+            return
+        (history,) = self._history[group]
+        held = np.asarray([history], dtype=np.int64)
+        changes = self._beyond[group] != (total > switch)
+        if changes.any() and held.size:
+            self._clear(group)
+        self._beyond[group] = total > switch
+        if changes.any():
+            # Every chunk leaves a shorter but sound session, should it be interrupted.
+            for start in range(0, held.shape[1], PREFILL_CHUNK):
+                self._run(held[:, start : start + PREFILL_CHUNK], np.arange(0), group, total)
+
+    def _run(self, tokens: Tokens, positions: Tokens, group: slice, total: int) -> npt.NDArray[np.float32]:
+        """Run once over `tokens` `[rows, n]`; returns logits `[rows, positions, vocab]` in fresh memory."""
+        result = _Step(self, tokens.copy(), positions, group, total).run()
+        self._advance(tokens, group)
         return result
 
-    def _decode(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def _advance(self, tokens: Tokens, group: slice) -> None:
+        """Count `tokens` `[rows, n]` as held."""
+        self._lengths[group] += tokens.shape[1]
+        if self._history is not None:
+            for row, fed in zip(self._history[group], tokens, strict=True):
+                row.extend(int(i) for i in fed)
+
+    def _decode(self, tokens: Tokens) -> npt.NDArray[np.float32]:
         """Run one token a sequence with everything bound once; returns `[batch, 1, vocab]`."""
-        if self._step is None or not self._engine.contract.kv_in_place:
-            self._step = _Step(self, tokens.copy(), np.zeros(1, dtype=np.int64))
-        self._step.tokens[:] = tokens
-        result = self._step.run().copy()
-        self._set_length(self._length + 1)
+        # Where states change places every step, there is a binding for each of the two.
+        key = id(self._states[0]) if self._states else 0
+        step = self._steps.get(key) if self._engine.contract.kv_in_place else None
+        if step is None:
+            step = self._steps[key] = _Step(self, tokens.copy(), np.zeros(1, dtype=np.int64))
+        step.tokens[:] = tokens
+        step.totals[:] = self._lengths + 1
+        result = step.run().copy()
+        self._advance(tokens, _ALL)
         return result
+
+    def _remember(self) -> None:
+        if self._states:
+            mark = (self._lengths.copy(), [array.copy() for array in self._states])
+            self._marks = [*self._marks[1 - _MARKS :], mark]
 
 
 _ALL = slice(None)
@@ -206,15 +352,13 @@ class _Step:
     """One shape of call with all inputs and outputs bound to fixed memory; `rows` picks sequences of the batch."""
 
     def __init__(
-        self,
-        session: Session,
-        tokens: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        rows: slice = _ALL,
+        self, session: Session, tokens: Tokens, positions: Tokens, rows: slice = _ALL, total: int | None = None
     ) -> None:
         self._session = session
         self._engine = engine = session._engine
+        self._rows = rows
         self.tokens = tokens
+        self.totals = np.full(len(tokens), total or 0, dtype=np.int64)
         self.logits = np.empty((len(tokens), len(positions), session.vocab_size), dtype=np.float32)
         self._binding = engine.binding()
         # The binding does not keep the arrays alive, so the values are kept here.
@@ -222,27 +366,62 @@ class _Step:
         self._input("input_ids", tokens)
         self._input("past_lengths", session._lengths[rows])
         self._input("logit_positions", positions.astype(np.int64))
+        if engine.contract.rope_switch is not None:
+            self._input("total_lengths", self.totals)
         self._output("logits", self.logits)
-        self._fresh = [] if engine.contract.kv_in_place else [zeros(array.shape, array.dtype) for array in session._kv]
         caches = session._kv
+        self._fresh = [] if engine.contract.kv_in_place else [zeros(a[rows].shape, a.dtype) for a in caches]
         for index, (past, present) in enumerate(_cache_names(engine)):
             self._input(past, caches[index][rows])
             self._output(present, self._fresh[index] if self._fresh else caches[index][rows])
+        for index, state in enumerate(engine.contract.state):
+            self._input(state.past, session._states[index][rows])
+            self._output(state.present, session._spare[index][rows])
 
-    def _input(self, name: str, array: npt.NDArray[np.generic]) -> None:
+    def _input(self, name: str, array: Array) -> None:
         self._kept.append(share(array))
         self._binding.bind_ortvalue_input(name, self._kept[-1])
 
-    def _output(self, name: str, array: npt.NDArray[np.generic]) -> None:
+    def _output(self, name: str, array: Array) -> None:
         self._kept.append(share(array))
         self._binding.bind_ortvalue_output(name, self._kept[-1])
 
     def run(self) -> npt.NDArray[np.float32]:
         """Run and return the bound logits (overwritten by the next run)."""
         self._engine.run(self._binding)
-        if self._fresh:
-            self._session._kv = self._fresh
+        session, rows = self._session, self._rows
+        for mine, fresh in zip(session._kv, self._fresh, strict=False):
+            mine[rows] = fresh
+        if rows == _ALL:
+            session._states, session._spare = session._spare, session._states
+        else:
+            for mine, other in zip(session._states, session._spare, strict=True):
+                mine[rows] = other[rows]
         return self.logits
+
+
+def unpadded(ids: npt.NDArray[np.integer], mask: npt.NDArray[np.generic]) -> list[Tokens]:
+    """Return the real tokens of each row of padded ids `[batch, n]`; `mask` `[batch, n]` is 1 where one is real.
+
+    Padding may stand on the left or on the right. Raises GenerationError when a mask has a hole.
+    """
+    rows = []
+    for row, kept in zip(np.asarray(ids, dtype=np.int64), np.asarray(mask, dtype=bool), strict=True):
+        places = np.flatnonzero(kept)
+        if places.size and places[-1] - places[0] + 1 != places.size:
+            raise GenerationError("The attention mask has a hole: only padding on one side is understood.")
+        rows.append(row[kept])
+    return rows
+
+
+def _integers(ids: Ids) -> Tokens:
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise GenerationError("Token ids of several sequences must be equally many: use append_rows.") from None
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise GenerationError(f"Token ids must be integers, not {array.dtype}.")
+    return array.astype(np.int64)
 
 
 def _cache_names(engine: Engine) -> Iterator[tuple[str, str]]:
