@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ def written(stage: Stage, folder: Path) -> onnx.ModelProto:
 
 def nodes(model: onnx.ModelProto) -> Counter[str]:
     return Counter(f"{node.domain}.{node.op_type}".removeprefix(".") for node in model.graph.node)
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of the graphs inside them."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g)
 
 
 # The case with heads of 16 is the one whose attention is fused.
@@ -74,12 +84,14 @@ def test_written_stages_are_sound(case: str, dialect: str, tmp_path: Path) -> No
     stage = lowered(golden(case).checkpoint, dialect, "int4")
     model = written(stage, tmp_path)
     # Every initializer is read, every value a node reads exists, every node of `ew` has its body.
-    read = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
+    nodes_of_graph = list(all_nodes(model.graph))
+    read = {name for node in nodes_of_graph for name in node.input} | {o.name for o in model.graph.output}
     initializers = [tensor.name for tensor in model.graph.initializer]
     assert len(set(initializers)) == len(initializers)
     assert not set(initializers) - read
-    made = {name for node in model.graph.node for name in node.output if name}
-    assert read - {""} <= made | set(initializers) | {i.name for i in model.graph.input}
+    made = {name for node in nodes_of_graph for name in node.output if name}
+    inside = {i.name for node in nodes_of_graph for a in node.attribute if a.HasField("g") for i in a.g.input}
+    assert read - {""} <= made | inside | set(initializers) | {i.name for i in model.graph.input}
     bodies = {(f.domain, f.name, f.overload) for f in model.functions}
     used = {(n.domain, n.op_type, n.overload) for n in model.graph.node if n.domain == "ew"}
     assert used == {body for body in bodies if body[0] == "ew"}

@@ -259,6 +259,14 @@ def test_the_published_gemma_3_4b_config_says_little() -> None:
     assert sizes == (262208, 8, 4, 256)
 
 
+def test_gemma_3_with_vision_has_no_cap() -> None:
+    checkpoint = golden("gemma3").checkpoint
+    text = checkpoint.config["text_config"]
+    build_llm(changed(checkpoint, text_config={**text, "final_logit_softcapping": None}))
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping is 30.0 where only None is supported"):
+        build_llm(changed(checkpoint, text_config={**text, "final_logit_softcapping": 30.0}))
+
+
 def test_helium_turns_slowly_where_nothing_is_said() -> None:
     """`HeliumConfig` has another default than most."""
     config = {k: v for k, v in read_config("helium").items() if k not in ("rope_parameters", "rope_theta")}

@@ -53,24 +53,32 @@ def deploy(
     target: str = "cpu",
     max_context: int | None = None,
     verify: bool = True,
+    allow_nonfinite: bool = False,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
     """Make a verified bundle from a checkpoint.
 
-    Nothing is left behind unless everything succeeds, verification included. An existing bundle of the same inputs is
-    returned as it is; anything else in its place is an error unless `force`. Raises the package's errors.
+    Weights that are not finite are refused by name, or with `allow_nonfinite`, which rules out `verify`, taken as they
+    are. Nothing is left behind unless everything succeeds, verification included. An existing bundle of the same inputs
+    is returned as it is; anything else in its place is an error unless `force`. Raises the package's errors.
     """
     if target not in TARGETS:
         raise UsageError(f"The target {target!r} is unknown; known are {', '.join(TARGETS)}.")
+    if allow_nonfinite and verify:
+        raise UsageError("Results of weights that are not finite can't be compared: use --no-verify as well.")
     parsed, checkpoint, record = _inputs(recipe, source, progress)
-    key = build_key(record, parsed, target=target, max_context=max_context, verify=verify)
+    key = build_key(
+        record, parsed, target=target, max_context=max_context, verify=verify, allow_nonfinite=allow_nonfinite
+    )
     final = Path(output)
     if (done := up_to_date(final, key, verified=verify)) is not None:
         return Built(final, done, reused=True)
     _check_place(checkpoint, final)
     with new_folder(final, replace=force) as work:
-        entry, stage, applied = _write(checkpoint, work, parsed, "onnxruntime", max_context, progress)
+        entry, stage, applied = _write(
+            checkpoint, work, parsed, "onnxruntime", max_context, progress, allow_nonfinite=allow_nonfinite
+        )
         with progress.step(f"compile for {target}"):
             half = _half_weights(applied)
             entry = TARGETS[target](work / STAGE_FOLDER, STAGE_FOLDER, entry.contract, half_weights=half)
@@ -88,6 +96,7 @@ def export(
     recipe: str | Recipe = "float32",
     dialect: str = "portable",
     max_context: int | None = None,
+    allow_nonfinite: bool = False,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
@@ -95,13 +104,15 @@ def export(
     if dialect not in LOWERINGS:
         raise UsageError(f"The dialect {dialect!r} is unknown; known are {', '.join(LOWERINGS)}.")
     parsed, checkpoint, record = _inputs(recipe, source, progress)
-    key = build_key(record, parsed, dialect=dialect, max_context=max_context)
+    key = build_key(record, parsed, dialect=dialect, max_context=max_context, allow_nonfinite=allow_nonfinite)
     final = Path(output)
     if (done := up_to_date(final, key)) is not None:
         return Built(final, done, reused=True)
     _check_place(checkpoint, final)
     with new_folder(final, replace=force) as work:
-        entry, stage, applied = _write(checkpoint, work, parsed, dialect, max_context, progress)
+        entry, stage, applied = _write(
+            checkpoint, work, parsed, dialect, max_context, progress, allow_nonfinite=allow_nonfinite
+        )
         manifest = _seal(work, _manifest(checkpoint, record, parsed, stage, applied, entry, target=None, key=key))
     return Built(final, manifest)
 
@@ -161,13 +172,24 @@ def compile_bundle(
 
 
 def _write(
-    checkpoint: Checkpoint, work: Path, recipe: Recipe, dialect: str, max_context: int | None, progress: Progress
+    checkpoint: Checkpoint,
+    work: Path,
+    recipe: Recipe,
+    dialect: str,
+    max_context: int | None,
+    progress: Progress,
+    *,
+    allow_nonfinite: bool,
 ) -> tuple[StageEntry, Stage, list[Applied]]:
     """Write sidecars and the lowered stage."""
     with progress.step("build graph"):
         stage = build_llm(checkpoint, max_context=max_context)
         applied = quantize_stage(stage, recipe)
         stage = LOWERINGS[dialect](stage)
+        if allow_nonfinite:
+            stage.notes.append("weights that are not finite were allowed")
+            for producer in stage.producers.values():
+                producer.allow_nonfinite()
     with progress.step("write tokenizer"):
         sidecars = work / "sidecars"
         sidecars.mkdir()

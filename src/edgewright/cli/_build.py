@@ -37,6 +37,11 @@ def add_source(parser: argparse.ArgumentParser, recipe: str) -> None:
         metavar="TOKENS",
         help="most tokens a dialog may hold (default: the model's own limit, at most 8192)",
     )
+    parser.add_argument(
+        "--allow-nonfinite",
+        action="store_true",
+        help="take float weights that hold NaN or infinity as they are; deploy then needs --no-verify",
+    )
 
 
 def print_plan(args: argparse.Namespace, checkpoint: Checkpoint, goal: str) -> None:

@@ -31,7 +31,12 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe)
     if output.exists():
         key = build_key(
-            source_record(checkpoint), recipe, target=args.target, max_context=args.max_context, verify=verify
+            source_record(checkpoint),
+            recipe,
+            target=args.target,
+            max_context=args.max_context,
+            verify=verify,
+            allow_nonfinite=args.allow_nonfinite,
         )
         if (manifest := up_to_date(output, key, verified=verify)) is not None:
             report_built(args, output, manifest, reused=True)
@@ -47,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         target=args.target,
         max_context=args.max_context,
         verify=verify,
+        allow_nonfinite=args.allow_nonfinite,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
         recipe=recipe,
         dialect=args.dialect,
         max_context=args.max_context,
+        allow_nonfinite=args.allow_nonfinite,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

@@ -123,6 +123,13 @@ class Producer(ABC):
     """
 
     specs: tuple[TensorSpec, ...]
+    #: The producers this one joins.
+    parts: tuple[Producer, ...] = ()
+
+    def allow_nonfinite(self) -> None:
+        """Take float values that are not finite as they are; integer codes can't hold any."""
+        for part in self.parts:
+            part.allow_nonfinite()
 
     @abstractmethod
     def chunks(self) -> Iterator[Callable[[], tuple[np.ndarray, ...]]]:
@@ -130,11 +137,19 @@ class Producer(ABC):
 
 
 class FloatProducer(Producer):
-    """A weight stored as float32, float16 or bfloat16, rounded to nearest even where that is narrower."""
+    """A weight stored as float32, float16 or bfloat16, rounded to nearest even where that is narrower.
+
+    A stored weight with values that are not finite, or not in the narrower format, is refused unless
+    `allow_nonfinite` was called.
+    """
 
     def __init__(self, weight: Weight, dtype: str) -> None:
         self.weight = weight
+        self._finite = True
         self.specs = (TensorSpec(weight.name, dtype, weight.shape),)
+
+    def allow_nonfinite(self) -> None:
+        self._finite = False
 
     def chunks(self) -> Iterator[Callable[[], tuple[np.ndarray, ...]]]:
         for start, stop in self.weight.blocks():
@@ -144,9 +159,11 @@ class FloatProducer(Producer):
         spec = self.specs[0]
         with np.errstate(over="ignore"):
             values = self.weight.rows(start, stop).astype(spec.numpy_dtype, copy=False)
-        if isinstance(self.weight, StoredWeight) and not np.isfinite(values).all():
+        refused = isinstance(self.weight, StoredWeight) and self._finite
+        if refused and not np.isfinite(values).all():
             raise CheckpointError(
-                f"{self.weight.name} holds values that {spec.dtype} can't: repair it, or keep it in float32."
+                f"{self.weight.name} holds values that are not finite in {spec.dtype}: repair it, keep it in float32, "
+                "or ask for it with --allow-nonfinite."
             )
         return values
 

@@ -180,7 +180,9 @@ class DecoderConfig:
             found.append(
                 f"{self.num_attention_heads} attention heads don't share {self.kv_heads} key/value heads evenly"
             )
-        if self.head_size % 2:
+        if not self.head_size:
+            found.append(f"{self.num_attention_heads} heads share a width of {self.hidden_size}")
+        elif self.head_size % 2:
             found.append(f"head_dim {self.head_size} is odd")
         if hasattr(self, "partial_rotary_factor") and not 2 <= self.rotary_dim <= self.head_size:
             found.append(f"{self.rotary_dim} of a head's {self.head_size} elements are rotary")

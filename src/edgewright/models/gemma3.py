@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from edgewright.models.gemma3_text import Config, network
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgewright.models import gemma3_text
+from edgewright.models.gemma3_text import network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(gemma3_text.Config):
+    """`Gemma3TextConfig` inside of `Gemma3Config`. transformers never caps the logits of a model with vision."""
+
+    absent: typing.ClassVar[frozenset[str]] = gemma3_text.Config.absent | {"final_logit_softcapping"}
+    fixed: typing.ClassVar[Mapping[str, Any]] = {**gemma3_text.Config.fixed, "final_logit_softcapping": None}
+
 
 #: Where the text config stands in the wrapper's config.
 TEXT_CONFIG = "text_config"

@@ -83,11 +83,13 @@ class Config(BaseConfig):
 
 def without_mrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out how a head's rotary part is shared by time, height and width of an image's place."""
-    rope = config.get("rope_parameters")
-    if not isinstance(rope, Mapping):
-        return config
     known = {"mrope_section", "mrope_interleaved"}
-    return {**config, "rope_parameters": {key: value for key, value in rope.items() if key not in known}}
+    return {
+        name: {key: inner for key, inner in value.items() if key not in known}
+        if name in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping)
+        else value
+        for name, value in config.items()
+    }
 
 
 def rules(config: BaseConfig) -> Sequence[Rule]:

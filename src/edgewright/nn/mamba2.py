@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from edgewright import ops
 from edgewright.graph import GraphBuilder
+from edgewright.graph.weights import ComputedWeight
 from edgewright.nn.cache import Cache
 from edgewright.nn.gated_norm import GatedRMSNorm, gated
 from edgewright.nn.layers import Linear, scaled
@@ -65,8 +66,9 @@ class Mamba2(Module):
         inner, shared = self._inner, self._shared
         projected = self.in_proj(g, scaled(g, x, self._in_scale))
         if self._part_scales is not None:
-            widths = [inner, inner, shared, shared, self._heads]
-            projected = g.op("Mul", projected, g.constant(np.repeat(self._part_scales, widths), np.float32))
+            factors = np.repeat(self._part_scales, [inner, inner, shared, shared, self._heads])
+            table = ComputedWeight(f"{self.path}.part_scales", factors.shape, lambda a, b: factors[a:b])
+            projected = g.op("Mul", projected, g.weight(table))
         gate, mixed, step = split(g, projected, [inner, inner + 2 * shared, self._heads])
         values, b, c = split(g, self.conv1d(g, mixed, cache), [inner, shared, shared])
         step = self._limited(g, g.op("Softplus", g.op("Add", step, self.dt_bias.value(g))))
