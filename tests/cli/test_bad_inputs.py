@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgewright.bundle import SCHEMA
+
 from .conftest import Cli
 from .tiny import edit_json, edit_tensors, the_sentence
 
@@ -33,7 +35,7 @@ CHECKPOINTS: dict[str, tuple[Spoil, tuple[str, ...]]] = {
     ),
     "far model type": (
         lambda f: edit_json(f / "config.json", model_type="xyz"),
-        ("'xyz' isn't supported", "known are gemma3, "),
+        ("'xyz' isn't supported", "known are apertus, "),
     ),
     "no model type": (lambda f: edit_json(f / "config.json", model_type=...), ("has no model_type",)),
     "unknown key": (lambda f: edit_json(f / "config.json", new_gate=True), ("new_gate is unknown to this family",)),
@@ -129,7 +131,7 @@ def flip(path: Path) -> None:
 
 
 def newer(path: Path) -> None:
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', '"schema": 99'))
 
 
 BUNDLES: dict[str, tuple[Spoil, tuple[str, ...]]] = {
@@ -153,7 +155,7 @@ USES = {
     "chat": ["chat", "{bundle}"],
     "bench": ["bench", "{bundle}"],
     "verify": ["verify", "{bundle}"],
-    "verify with source": ["verify", "{bundle}", "--source", "{source}"],
+    "verify against a source": ["verify", "{bundle}", "--against", "{source}"],
     "compile": ["compile", "{bundle}", "-o", "{out}"],
 }
 

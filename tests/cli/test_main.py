@@ -235,7 +235,7 @@ HOST = {"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google"}
         (["deploy", "{source}", "-o", "{out}"], "ml_dtypes"),
         (["export", "{source}", "-o", "{out}"], "ml_dtypes"),
         (["compile", "{bundle}", "-o", "{out}"], "ml_dtypes"),
-        (["verify", "{bundle}", "--source", "{source}"], "ml_dtypes"),
+        (["verify", "{bundle}", "--against", "{source}"], "ml_dtypes"),
         (["inspect", "{source}"], "ml_dtypes"),
         (["inspect", "{bundle}/stages/llm/model.onnx"], "onnx"),
     ],

@@ -11,11 +11,16 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import cells
 import pytest
+import report
 
+from edgewright import nn
 from edgewright.checkpoint import gguf, gguf_blocks, gguf_tokenizer, safetensors
 from edgewright.cli._main import _EXIT_CODES, VERBS
-from edgewright.models import FAMILIES
+from edgewright.models import FAMILIES, _rules
+from edgewright.nn import rope
+from edgewright.ops import OPS
 from edgewright.quant.recipe import builtin_names
 from edgewright.runtime.sampling import SamplingParams
 from edgewright.runtime.session import FIRST_CAPACITY, PREFILL_CHUNK
@@ -116,12 +121,13 @@ def check_setup(tool: str, rest: str) -> None:
 
 
 def test_shell_blocks_are_marked_as_such() -> None:
-    """A command in a block of another name would escape the tests."""
+    """A command in a block of another name would escape the tests; only what needs torch may."""
     for page in ALL_PAGES:
         for block in blocks(page):
             assert block.language in ("sh", "python", "text"), f"{page.name}:{block.line}"
             if block.language == "text":
-                assert "edgewright " not in block.text, f"{page.name}:{block.line}"
+                shown = [line for line in block.text.splitlines() if "edgewright " in line]
+                assert all(" --live " in line for line in shown), f"{page.name}:{block.line}"
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
@@ -193,9 +199,47 @@ def test_every_recipe_is_mentioned() -> None:
 
 
 def test_every_family_is_mentioned() -> None:
-    assert sorted(row[0].strip("`") for row in rows_of("models", "`model_type`")) == sorted(FAMILIES)
-    for name in FAMILIES:
-        assert f"`{name}`" in README.read_text(encoding="utf-8")
+    assert [row[0].strip("`") for row in rows_of("supported", "`model_type`")] == list(FAMILIES)
+
+
+def test_the_matrix_is_of_all_goldens_and_nothing_is_wrong_in_it() -> None:
+    text = text_of("supported")
+    shown = report.read(text)
+    assert list(shown) == cells.names()
+    assert all(tuple(row) == cells.COLUMNS for row in shown.values())
+    assert report.page(shown) == text
+
+
+def test_a_cell_that_is_neither_right_nor_refused_is_an_error() -> None:
+    page = text_of("supported")
+    head, table = page.split("## The matrix")
+    with pytest.raises(ValueError, match="'wrong'"):
+        report.read(f"{head}## The matrix{table.replace(' right ', ' wrong ', 1)}")
+    with pytest.raises(KeyError):
+        report.read(f"{head}## The matrix{table.replace(' right ', ' refused (99) ', 1)}")
+
+
+def test_the_readmes_count_what_the_matrix_shows() -> None:
+    numbers = report.counts(report.read(text_of("supported")))
+    for name in report.READMES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (block,) = re.findall(f"{re.escape(report.MARKS[0])}(.*){re.escape(report.MARKS[1])}", text)
+        assert block == report.readme_block(name, numbers)
+
+
+def names_in(rows: list[list[str]]) -> list[str]:
+    """Return the code spans of the first cells."""
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+def test_every_op_and_building_block_is_mentioned() -> None:
+    assert sorted(names_in(rows_of("graph", "op"))) == sorted(OPS)
+    lowered = rows_of("graph", "semantic")
+    assert set(names_in(lowered)) == OPS.keys() - {"Dequantize"}
+    assert set(names_in(rows_of("models", "block of `nn`"))) < set(nn.__all__)
+    rules = {name for name, value in vars(_rules).items() if hasattr(value, "apply")} - {"Rule"}
+    assert set(names_in(rows_of("models", "rule"))) == rules
+    assert names_in(rows_of("models", "`rope_type`")) == list(rope._KEYS)
 
 
 def test_thresholds_are_those_of_the_code() -> None:

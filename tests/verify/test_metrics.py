@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from edgewright.quant.apply import Applied
 from edgewright.quant.formats import FloatFormat, Format, IntFormat
 from edgewright.verify.metrics import Distance, compare, distance, pool
 from edgewright.verify.scenarios import scenarios
-from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest, rounds_inputs
+from edgewright.verify.thresholds import ENGINE, GOLDEN, QUALITY, Threshold, coarser, coarsest, rounds_inputs
 
 
 def f32(values: object) -> np.ndarray:
@@ -114,10 +115,11 @@ def test_the_coarsest_format_decides() -> None:
     half, full = FloatFormat("float16"), FloatFormat("float32")
     int8, int4 = IntFormat(8, 32, False), IntFormat(4, 128, True)
     assert coarsest([]) == "float32"
-    assert coarsest(applied(full, half)) == "float16"
-    assert coarsest(applied(int8, half, full)) == "int8"
-    assert coarsest(applied(full, int8, int4, int8)) == "int4"
-    assert QUALITY.keys() == {"float32", "float16", "int8", "int4"}
+    assert coarsest([full, half]) == "float16"
+    assert coarsest([int8, half, full]) == "int8"
+    assert coarsest([full, int8, int4, int8]) == "int4"
+    assert coarser(["int8", "float16"]) == "int8"
+    assert QUALITY.keys() == GOLDEN.keys() == {"float32", "float16", "int8", "int4"}
     # An engine that rounds its inputs somewhere may be further off; a look-up rounds none.
     assert ENGINE.keys() == {False, True}
     exact = IntFormat(4, 32, False, int8_activations=False)
@@ -126,33 +128,47 @@ def test_the_coarsest_format_decides() -> None:
     assert rounds_inputs(applied(exact, int8))
 
 
+@pytest.mark.parametrize("cut_back", [True, False])
 @pytest.mark.parametrize("context", [1, 2, 7, 17, 40, 256, 300, 4096])
-def test_scenarios_fit_any_context_and_know_their_rows(context: int) -> None:
+def test_scenarios_fit_any_context_and_know_their_rows(context: int, cut_back: bool) -> None:
     class Counting:
         """A session that returns one row a token: the token itself."""
 
-        def __init__(self) -> None:
-            self.held: list[int] = []
+        def __init__(self, batch: int) -> None:
+            self.held: list[list[int]] = [[] for _ in range(batch)]
+
+        def append_rows(self, rows: Sequence[np.ndarray], logits: str = "last") -> list[np.ndarray]:
+            results = []
+            for held, ids in zip(self.held, rows, strict=True):
+                assert len(ids)
+                held += [int(i) for i in ids]
+                assert len(held) <= context
+                results.append(np.asarray({"all": ids, "last": ids[-1:], "none": ids[:0]}[logits])[:, None])
+            return results
 
         def append(self, ids: np.ndarray, logits: str = "last") -> np.ndarray:
-            assert len(ids)
-            self.held += [int(i) for i in ids]
-            assert len(self.held) <= context
-            rows = {"all": ids, "last": ids[-1:], "none": ids[:0]}[logits]
-            return np.asarray(rows)[:, None]
+            if ids.ndim == 1:
+                return self.append_rows([ids], logits)[0]
+            return np.stack(self.append_rows(list(ids), logits))
 
         def truncate(self, length: int) -> None:
-            del self.held[length:]
+            for held in self.held:
+                del held[length:]
 
     tokens = np.random.default_rng(3).integers(0, 1000, 320)
     names = []
-    for script in scenarios(tokens, context):
-        session = Counting()
+    for script in scenarios(tokens, context, max_batch=4, cut_back=cut_back):
+        session = Counting(len(script.sequences))
         rows = script.run(session)  # type: ignore[arg-type]
-        assert session.held == script.tokens.tolist()
-        assert rows[:, 0].tolist() == script.tokens[script.first :].tolist()
+        assert session.held == [row.tolist() for row in script.sequences]
+        assert rows[:, 0].tolist() == [int(i) for row in script.sequences for i in row[script.first :]]
+        assert len(script.positions) == len(rows)
+        assert cut_back or all(step.length is None for step in script.steps)
         names.append(script.name)
     assert names[:2] == ["prefill", "chunked prefill"]
     if context > 256:
-        assert names == ["prefill", "chunked prefill", "decode", "two turns"]
-        assert max(len(s.tokens) for s in scenarios(tokens, context)) > 256  # past the first growth of the cache
+        assert names == ["prefill", "chunked prefill", "decode", "two turns", "batch"]
+        longest = max(len(row) for s in scenarios(tokens, context) for row in s.sequences)
+        assert longest > 256  # past the first growth of the cache
+        (batch,) = [s for s in scenarios(tokens, context, max_batch=4) if s.name == "batch"]
+        assert len({len(row) for row in batch.sequences}) == len(batch.sequences)  # of different lengths

@@ -20,8 +20,8 @@ from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.errors import BundleError, BundleTamperedError
 from edgewright.quant.formats import IntFormat
 from edgewright.quant.recipe import Recipe
-from edgewright.verify import verify_bundle
-from edgewright.verify.verifier import Report
+from edgewright.verify import Report, verify_bundle
+from edgewright.verify.report import LogitsReport
 
 STAGE = "stages/llm"
 
@@ -38,12 +38,12 @@ def test_good_bundles_pass(recipe: str, shared_bundle: MakeBundle, checkpoint: C
     assert report.reason() == ""
     data = json.loads(json.dumps(report.to_json()))
     assert data["status"] == "passed"
-    levels = ["weights", "quality"] if recipe.startswith("float") else ["weights", "engine", "quality"]
+    levels = ["weights", "ops", "quality"] if recipe.startswith("float") else ["weights", "ops", "engine", "quality"]
     assert list(data["levels"]) == levels
     assert all(level["status"] == "passed" for level in data["levels"].values())
     assert data["levels"]["weights"]["tensors"] == 2 * (7 + 4) + 2 + 1 + 1
     quality = data["levels"]["quality"]
-    assert set(quality["scenarios"]) == {"prefill", "chunked prefill", "decode", "two turns"}
+    assert set(quality["scenarios"]) == {"prefill", "chunked prefill", "decode", "two turns", "batch"}
     assert quality["pooled"]["positions"] == sum(s["positions"] for s in quality["scenarios"].values())
 
 
@@ -66,14 +66,15 @@ def test_inputs_kept_in_float32_are_held_to_the_tight_bound(
     ).path
     report = verify_bundle(folder, checkpoint, threads=1)
     assert report.passed
-    assert report.logits["engine"].threshold.max_error == 1e-4
-    assert report.logits["engine"].pooled.max_error < 2e-5
+    engine = logits_of(report, "engine")
+    assert engine.threshold.max_error == 1e-4
+    assert engine.pooled.max_error < 2e-5
     # Said of int8 inputs, the same claim is false, and the verifier notices.
     rounded = deploy(source, tmp_path / "r", recipe="int4", verify=False)
     modules = [{**m, "int8_activations": False} for m in rounded.manifest.recipe["modules"]]
     recipe = {**rounded.manifest.recipe, "modules": modules}
     _seal(rounded.path, dataclasses.replace(rounded.manifest, recipe=recipe, files={}))
-    assert failed_levels(verify_bundle(rounded.path, checkpoint, threads=1)) == ["engine"]
+    assert "engine" in failed_levels(verify_bundle(rounded.path, checkpoint, threads=1))
 
 
 # -- damage to the weight file -----------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def test_a_damaged_bias_fails_by_name(kind: str, tmp_path: Path) -> None:
     reseal(folder)
     report = verify_bundle(folder, open_checkpoint(source), threads=1)
     assert not report.passed
-    assert [fault.split(" ")[0] for fault in report.weights.faults] == [part]
+    assert [fault.split(" ")[0] for fault in report.levels["weights"].faults] == [part]
 
 
 # -- damage to the engine only -----------------------------------------------------------------------------------------
@@ -232,6 +233,26 @@ ENGINES: dict[str, Callable[[onnx.ModelProto], None]] = {
 }
 
 
+#: The cause class of each.
+KINDS = {
+    "rope table of its own": "rope",
+    "window": "window",
+    "scale": "scale",
+    "softcap": "soft cap",
+    "no rotation": "rope",
+    "pairs": "rope",
+    "epsilon": "norm",
+    "gate and up": "head layout",
+    "norms": "norm",
+}
+
+
+def logits_of(report: Report, level: str) -> LogitsReport:
+    found = report.levels[level]
+    assert isinstance(found, LogitsReport)
+    return found
+
+
 def damaged(folder: Path, change: Callable[[onnx.ModelProto], None]) -> None:
     model = engine(folder)
     before = model.SerializeToString(deterministic=True)
@@ -253,11 +274,13 @@ def test_wrong_engines_fail(recipe: str, change: str, own_bundle: MakeBundle, ch
     folder = own_bundle(recipe)
     damaged(folder, ENGINES[change])
     report = verify_bundle(folder, checkpoint, threads=1)
-    level = "quality" if recipe == "float32" else "engine"
-    assert level in failed_levels(report)
+    levels = {"ops", "quality" if recipe == "float32" else "engine"}
+    assert levels <= set(failed_levels(report))
     assert "weights" not in failed_levels(report)
-    assert f"{level}: " in report.reason()
-    assert "prefill: " in report.reason()
+    assert all(f"{level}: " in report.reason() for level in levels)
+    assert report.localisation is not None
+    assert report.localisation.origin == "engine.onnx"
+    assert report.localisation.cause.kind == KINDS[change]
 
 
 def test_an_engine_that_fails_only_after_a_growth_of_the_cache(own_bundle: MakeBundle, checkpoint: Checkpoint) -> None:
@@ -265,9 +288,11 @@ def test_an_engine_that_fails_only_after_a_growth_of_the_cache(own_bundle: MakeB
     folder = own_bundle("int4")
     damaged(folder, functools.partial(attribute, op_type="GroupQueryAttention", name="local_window_size", value=200))
     report = verify_bundle(folder, checkpoint, threads=1)
-    assert "engine" in failed_levels(report)
-    scenarios = report.logits["engine"].by_scenario
-    assert scenarios["two turns"].kl < 0.01
+    assert "ops" in failed_levels(report)
+    assert logits_of(report, "engine").by_scenario["two turns"].kl < 0.01
+    assert report.localisation is not None
+    assert report.localisation.positions[0] == 200
+    assert report.localisation.cause.kind == "window"
 
 
 def test_an_engine_that_computes_nan_fails(own_bundle: MakeBundle, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 #: Levels of verification in the order they are run; a manifest stores them by name.
-_LEVELS = ("weights", "engine", "quality")
+_LEVELS = ("weights", "ops", "engine", "quality", "golden", "live", "bundles")
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`edgewright verify`: is the bundle's engine right?"""
+"""`edgewright verify`: is the bundle's engine right, and where is it wrong?"""
 
 from __future__ import annotations
 
@@ -7,26 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewright.cli._build import SOURCE_HELP
 from edgewright.cli._output import note, print_json, verdict_lines
 from edgewright.cli._progress import progress_for
-from edgewright.errors import OutputError
+from edgewright.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from edgewright.bundle import Manifest
 
 NAME = "verify"
-HELP = "Compare a bundle's engine with its checkpoint in float32, and record the verdict in the bundle."
+HELP = "Compare a bundle with its checkpoint, a golden or another bundle; say where, when and why they differ."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("bundle", metavar="BUNDLE", help="the folder that deploy or compile wrote")
+    parser.add_argument("bundle", metavar="BUNDLE", help="the folder that deploy, compile or export wrote")
     parser.add_argument(
-        "--source",
-        metavar="CHECKPOINT",
-        help=f"the checkpoint it was made from, {SOURCE_HELP}; without it only the files' digests are checked",
+        "--against",
+        metavar="CHECKPOINT|GOLDEN|BUNDLE",
+        help="what to compare with: the checkpoint it was made from, a golden (expected.npz), or another bundle; "
+        "without it only the files' digests are checked",
     )
+    parser.add_argument(
+        "--live",
+        metavar="PYTHON",
+        help="the python of an environment with torch and transformers: compare the checkpoint's graph with it, too",
+    )
+    parser.add_argument("--page", metavar="FILE", help="write the report as an HTML page")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -37,21 +43,25 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.bundle)
     progress = progress_for(quiet=args.quiet)
     manifest = read_manifest(folder)
-    if args.source is None:
+    if args.against is None:
+        if args.live or args.page:
+            raise UsageError("--live and --page need --against: without it no numbers are compared.")
         with progress.step("check files"):
             check_files(folder, manifest)
         return _files_only(args, manifest)
 
-    from edgewright.checkpoint import open_checkpoint
-    from edgewright.verify import verify_bundle
+    from edgewright.verify import verify
 
-    report = verify_bundle(folder, open_checkpoint(args.source), progress=progress)
+    report = verify(folder, args.against, live=args.live, progress=progress)
     data = report.to_json()
     if args.json:
         print_json(data)
     else:
-        print("\n".join(verdict_lines(data)))
-    _record(folder, manifest, data)
+        print("\n".join([*verdict_lines(data), *_place_lines(data.get("localisation"))]))
+    if args.page:
+        _write_page(Path(args.page), folder, manifest, data)
+    if data.get("against", {}).get("kind") != "bundle":  # another bundle is no measure of right and wrong
+        _record(folder, manifest, data)
     if report.passed:
         return 0
     note(f"edgewright: error: the bundle failed verification: {report.reason()}")
@@ -64,9 +74,33 @@ def _files_only(args: argparse.Namespace, manifest: Manifest) -> int:
         print_json({"status": "not checked", "files": count, "recorded": dict(manifest.verdict)})
     else:
         print(f"files     all {count} as they were written")
-        print("verdict   cannot check here: the numbers were not compared, give --source CHECKPOINT")
+        print("verdict   cannot check here: the numbers were not compared, give --against CHECKPOINT")
         print(f"recorded  {manifest.verdict['status']}")
     return 0
+
+
+def _place_lines(place: Mapping[str, Any] | None) -> list[str]:
+    """Return where, when and why in a few lines."""
+    if place is None:
+        return []
+    where, cause = place["where"], place["cause"]
+    proof = f" (error left: {cause['error_left']:g})" if cause["error_left"] else ""
+    lines = [
+        f"where     {where['place']} ({where['op']}, in {where['file'] or 'the weight file'})",
+        f"when      {place['when']['words']}",
+        f"why       {cause['class']}: {cause['words']}{proof}",
+    ]
+    return lines + [f"note      {line}" for line in place["notes"]]
+
+
+def _write_page(path: Path, folder: Path, manifest: Manifest, data: Mapping[str, Any]) -> None:
+    from edgewright.verify.page import page
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(folder.name, manifest, data), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"The page {path} can't be written ({error.strerror or error}).") from None
 
 
 def _record(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:

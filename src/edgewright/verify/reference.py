@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import onnx_ir as ir
+
 from edgewright.bundle.settings import EngineSettings
 from edgewright.dialects import portable
 from edgewright.files import os_errors
@@ -14,28 +16,46 @@ from edgewright.graph import Stage
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import module_of, replace
 from edgewright.graph.writer import MODEL_FILE, write_stage
-from edgewright.ops.quantized import QUANT_EMBEDDING, QUANT_LINEAR
+from edgewright.ops.quantized import DEQUANTIZE, QUANT_EMBEDDING, QUANT_LINEAR
 from edgewright.progress import Advance
 from edgewright.runtime.engine import Engine
-from edgewright.verify.shipped import Leaf, ShippedTensors, ShippedWeight
+from edgewright.verify.graphs import Graph
+from edgewright.verify.semantic import Semantic
+from edgewright.verify.shipped import Leaf, ShippedWeight, Tensors
+
+
+class Reference:
+    """A float32 stage written in the portable dialect: `semantic` describes its ops, `graph` is the file."""
+
+    def __init__(self, stage: Stage, folder: Path, advance: Advance) -> None:
+        self.semantic, self.contract = Semantic(stage), stage.contract
+        write_stage(portable.lower(stage), folder, progress=advance)
+        # Folding would hold transposed copies of all weights; without it the transpositions fuse into the products.
+        self.settings = EngineSettings("all", config={"optimization.disable_specified_optimizers": "ConstantFolding"})
+        self.path = folder / MODEL_FILE
+
+    def engine(self, threads: int | None) -> Engine:
+        """Load it."""
+        return Engine(self.path, self.contract, self.settings, threads=threads)
+
+    def graph(self) -> Graph:
+        """Read its graph, to be cut."""
+        return Graph(self.path, self.settings)
 
 
 @contextmanager
-def reference_engine(stage: Stage, threads: int | None, advance: Advance) -> Iterator[Engine]:
-    """Write `stage` (semantic, float) in the portable dialect to a temporary folder and load it."""
+def reference_of(stage: Stage, advance: Advance) -> Iterator[Reference]:
+    """Write `stage` (semantic, float) to a temporary folder; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="edgewright-") as folder, os_errors("the reference graph"):
-        write_stage(portable.lower(stage), Path(folder), progress=advance)
-        # Folding would hold transposed copies of all weights; without it the transpositions fuse into the products.
-        settings = EngineSettings("all", config={"optimization.disable_specified_optimizers": "ConstantFolding"})
-        yield Engine(Path(folder) / MODEL_FILE, stage.contract, settings, threads=threads)
+        yield Reference(stage, Path(folder), advance)
 
 
-def use_shipped_weights(stage: Stage, found: dict[str, Leaf], tensors: ShippedTensors) -> None:
-    """Turn every quantized node of a semantic stage back into its float twin over the weights the bundle ships."""
+def use_shipped_weights(stage: Stage, found: dict[str, Leaf], tensors: Tensors) -> None:
+    """Turn every quantized node of a semantic stage back into its float twin over the weights that `tensors` give."""
     for node in list(stage.graph):
-        if node.domain != EW or node.op_type not in (QUANT_LINEAR.name, QUANT_EMBEDDING.name):
+        if node.domain != EW or node.op_type not in (QUANT_LINEAR.name, QUANT_EMBEDDING.name, DEQUANTIZE.name):
             continue
-        codes = node.inputs[1]
+        codes = node.inputs[0 if node.op_type == DEQUANTIZE.name else 1]
         assert codes is not None
         assert codes.name is not None
         leaf = found[codes.name]
@@ -43,6 +63,9 @@ def use_shipped_weights(stage: Stage, found: dict[str, Leaf], tensors: ShippedTe
         shape = producer.weight.shape  # type: ignore[attr-defined]
         name = f"{codes.name}.float"
         weight = ShippedWeight(name, leaf, producer.format, shape, tensors)  # type: ignore[attr-defined]
+        if node.op_type == DEQUANTIZE.name:
+            ir.convenience.replace_all_uses_with(node.outputs[0], stage.float_value(weight))
+            continue
         bias = node.inputs[5] if len(node.inputs) > 5 else None
         op_type = node.op_type.removeprefix("Quant")
         inputs = [node.inputs[0], stage.float_value(weight), bias]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx
 
+from edgewright.dialects._ort_experts import InterleavedProducer
 from edgewright.errors import BundleError
 from edgewright.files import inside
 from edgewright.graph import Producer, Stage, TensorSpec, Weight
@@ -19,15 +22,24 @@ from edgewright.quant.formats import IntFormat
 
 @dataclass(frozen=True)
 class Leaf:
-    """One weight as it was written: its producer, and for each of its tensors the file tensor and first row."""
+    """One weight as it was written: its producer, and for each of its tensors the file tensor and first row.
+
+    `step` is the distance of its rows in the file: more than 1 where they alternate with another weight's.
+    """
 
     producer: Producer
     places: tuple[tuple[TensorSpec, str, int], ...]
+    step: int = 1
 
 
 def leaves(stage: Stage) -> Iterator[Leaf]:
-    """Yield the single weights of a lowered stage, stacked ones taken apart."""
+    """Yield the single weights of a lowered stage, stacked and interleaved ones taken apart."""
     for producer in unique_producers(stage):
+        if isinstance(producer, InterleavedProducer):
+            for first, part in enumerate(producer.parts):
+                specs = zip(part.specs, producer.specs, strict=True)
+                yield Leaf(part, tuple((spec, whole.name, first) for spec, whole in specs), len(producer.parts))
+            continue
         if not isinstance(producer, StackedProducer):
             yield Leaf(producer, tuple((spec, spec.name, 0) for spec in producer.specs))
             continue
@@ -43,6 +55,22 @@ def leaves(stage: Stage) -> Iterator[Leaf]:
             starts = [start + spec.shape[0] for start, spec in zip(starts, part.specs, strict=True)]
 
 
+class Tensors(Protocol):
+    """Where the tensors of a weight come from."""
+
+    def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]: ...
+
+
+class FreshTensors:
+    """The tensors that a weight's producer makes now: what a bundle should ship."""
+
+    def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Return the rows of each of a leaf's tensors; the range must be one of the weight's blocks."""
+        weight = leaf.producer.weight  # type: ignore[attr-defined]
+        index = list(weight.blocks()).index((start, stop))
+        return next(itertools.islice(leaf.producer.chunks(), index, None))()
+
+
 class ShippedTensors:
     """The external tensors of a bundle's graph, mapped. Raises BundleError when one is missing or misplaced."""
 
@@ -56,8 +84,13 @@ class ShippedTensors:
                 self._places[tensor.name] = (path, int(entries.get("offset", 0)), int(entries["length"]))
         self._maps: dict[Path, np.memmap] = {}
 
-    def rows(self, spec: TensorSpec, name: str, first: int, start: int, stop: int) -> np.ndarray:
-        """Return rows `[start, stop)` of the tensor `spec` that begins at row `first` of the file tensor `name`."""
+    def holds(self, leaf: Leaf) -> bool:
+        """Tell whether the bundle has every tensor of a weight."""
+        names = self._places
+        return all(name in names or f"{name}.flat" in names for _, name, _ in leaf.places)
+
+    def rows(self, spec: TensorSpec, name: str, first: int, start: int, stop: int, step: int = 1) -> np.ndarray:
+        """Return rows `[start, stop)` of the tensor `spec`: its row i is row `first + i * step` of tensor `name`."""
         if name not in self._places:
             name = f"{name}.flat"  # the same bytes under another shape, see Stage.alias
         if name not in self._places:
@@ -66,15 +99,17 @@ class ShippedTensors:
         if path not in self._maps:
             self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
         row_bytes = spec.nbytes // max(1, spec.shape[0])
-        begin, end = (first + start) * row_bytes, (first + stop) * row_bytes
+        count = (stop - start - 1) * step + 1
+        begin = (first + start * step) * row_bytes
+        end = begin + count * row_bytes
         if end > length or offset + end > len(self._maps[path]):
             raise BundleError(f"The bundle's tensor {name} is shorter than its weight: the bundle is damaged.")
-        data = np.ascontiguousarray(self._maps[path][offset + begin : offset + end])
-        return data.view(spec.numpy_dtype).reshape(stop - start, *spec.shape[1:])
+        data = self._maps[path][offset + begin : offset + end].reshape(count, row_bytes)[::step]
+        return np.ascontiguousarray(data).view(spec.numpy_dtype).reshape(stop - start, *spec.shape[1:])
 
     def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Return the rows of each of a leaf's tensors."""
-        return tuple(self.rows(spec, name, first, start, stop) for spec, name, first in leaf.places)
+        return tuple(self.rows(spec, name, first, start, stop, leaf.step) for spec, name, first in leaf.places)
 
 
 def decode(leaf: Leaf, arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.ndarray:
@@ -108,9 +143,9 @@ def decode(leaf: Leaf, arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: in
 
 
 class ShippedWeight(Weight):
-    """A quantized weight as the bundle ships it, seen as floats."""
+    """A quantized weight as `tensors` give it, seen as floats."""
 
-    def __init__(self, name: str, leaf: Leaf, fmt: IntFormat, shape: tuple[int, ...], tensors: ShippedTensors) -> None:
+    def __init__(self, name: str, leaf: Leaf, fmt: IntFormat, shape: tuple[int, ...], tensors: Tensors) -> None:
         self.name, self.shape = name, shape
         self._leaf, self._format, self._tensors = leaf, fmt, tensors
 

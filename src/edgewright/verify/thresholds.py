@@ -7,7 +7,7 @@ cost, and only catches a wreck; the measured figures are what one decides by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgewright.quant.apply import Applied
@@ -40,7 +40,7 @@ class Threshold:
 #: By whether any kernel may round its inputs to int8.
 ENGINE = {
     False: Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
-    True: Threshold(kl=0.01, max_error=0.15, cosine=0.9),
+    True: Threshold(kl=0.01),
 }
 #: By the coarsest weight format.
 QUALITY = {
@@ -49,6 +49,8 @@ QUALITY = {
     "int8": Threshold(kl=0.03, max_error=0.3, cosine=0.95),
     "int4": Threshold(kl=1.0),
 }
+#: The same for a golden: its logits were computed by another program, whose own rounding counts, too.
+GOLDEN = {**QUALITY, "float32": Threshold(kl=1e-5, max_error=1e-3, cosine=0.9999)}
 _ORDER = ("float32", "float16", "int8", "int4")
 
 
@@ -57,9 +59,14 @@ def rounds_inputs(applied: Sequence[Applied]) -> bool:
     return any(isinstance(a.format, IntFormat) and a.format.int8_activations for a in applied if a.kind != "embedding")
 
 
-def coarsest(applied: Sequence[Applied]) -> str:
+def coarsest(formats: Iterable[Format]) -> str:
     """Return the name of the coarsest weight format used, as QUALITY spells it."""
-    return max((_class(a.format) for a in applied), key=_ORDER.index, default="float32")
+    return coarser([_class(fmt) for fmt in formats])
+
+
+def coarser(names: Sequence[str]) -> str:
+    """Return the coarsest of some names of QUALITY."""
+    return max(names, key=_ORDER.index, default="float32")
 
 
 def _class(fmt: Format) -> str:
