@@ -20,7 +20,7 @@ demo-gemma: .venv/host $(GEMMA3)
 	$(BIN)/edgewright run demo/gemma3 --raw --prompt "The capital of France is" --max-tokens 20
 
 test: .venv/dev $(SMOLLM2)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 # Every family in every scenario; writes docs/supported.md and the READMEs' table.
 matrix: .venv/dev

@@ -143,7 +143,8 @@ def test_nothing_dangerous(path: Path) -> None:
                 on = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
                 if keyword.arg in ("shell", "allow_pickle") and on:
                     found.append(f"{keyword.arg}=True in line {node.lineno}")
-                if keyword.arg == "trust_remote_code":
+                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg == "trust_remote_code" and not off:
                     found.append(f"trust_remote_code in line {node.lineno}")
         if isinstance(node, ast.Constant) and node.value == "trust_remote_code":
             found.append(f"trust_remote_code in line {node.lineno}")

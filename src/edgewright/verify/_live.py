@@ -24,10 +24,18 @@ def main() -> None:
     with np.load(request, allow_pickle=False) as data:
         ids, names = data["ids"], [str(name) for name in data["names"]]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    architecture = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
-    kind = getattr(transformers, architecture, transformers.AutoModelForCausalLM)
+    kind: Any = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):  # the file may name anything
+        kind = transformers.AutoModelForCausalLM
     torch.set_num_threads(2)
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+    model = kind.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
     model = model.float().eval()
     results = {}
     modules = dict(model.named_modules())

@@ -15,7 +15,7 @@ from edgewright.verify.live import verify_live
 from edgewright.verify.metrics import compare, pool
 from edgewright.verify.report import LogitsReport, Report
 from edgewright.verify.thresholds import GOLDEN
-from edgewright.verify.verifier import coarsest_of, verify_bundle
+from edgewright.verify.verifier import coarsest_of, run_script, verify_bundle
 
 #: What a path may be.
 KINDS = ("bundle", "golden", "checkpoint")
@@ -72,8 +72,7 @@ def _checkpoint_of(golden: Golden, root: Path) -> Checkpoint | None:
         checkpoint = open_checkpoint(golden.path)
     except (CheckpointError, ModelError):
         return None
-    recorded = {(e["bytes"], e["sha256"]) for e in read_manifest(root).source["files"].values()}
-    sizes = {size for size, _ in recorded}
+    sizes = {entry["bytes"] for entry in read_manifest(root).source["files"].values()}
     return checkpoint if all(file.stat().st_size in sizes for file in checkpoint.files) else None
 
 
@@ -94,9 +93,10 @@ def compare_golden(
         raise GoldenError(f"The golden has {length} tokens and the bundle's context holds {context}.")
     largest = entry.contract.bounds["batch"][1]
     parts = {}
+    failures: list[str] = []
     with progress.step("compare with the golden"):
         for script, wanted in golden.scripts():
             if len(script.sequences) <= largest:
-                parts[script.name] = compare(script.run(llm.session(len(script.sequences))), wanted)
+                parts[script.name] = compare(run_script(llm, script, failures), wanted)
     summaries = {name: part.summary() for name, part in parts.items()}
     return LogitsReport(GOLDEN[coarsest_of(manifest)], summaries, pool(list(parts.values())).summary())

@@ -138,15 +138,12 @@ class Locator:
         #: The largest error so far as a share of its bound, and the value that has it.
         self.worst: tuple[float, str] = (0.0, "none")
 
-    def first(self, scripts: Sequence[Scenario], *, repeats: bool = True) -> Divergence | None:
-        """Return the first divergence over the scenarios, or None when every op is right in all of them.
-
-        Without `repeats` only the first of several decode steps is looked at.
-        """
+    def first(self, scripts: Sequence[Scenario]) -> Divergence | None:
+        """Return the first divergence over the scenarios, or None when every op is right in all of them."""
         for names in self._groups(scripts):
             sessions = self._load(names)
             for script in scripts:
-                found = self._search(sessions, script, repeats=repeats)
+                found = self._search(sessions, script)
                 if found is not None:
                     return found
         return None
@@ -226,12 +223,8 @@ class Locator:
                 cuts[name] = Fed(np.dtype(_TYPES[value.type]), (*value.shape[:-1], *width))
         return cuts
 
-    def _search(self, sessions: _Sessions, script: Scenario, *, repeats: bool) -> Divergence | None:
-        before = ""
+    def _search(self, sessions: _Sessions, script: Scenario) -> Divergence | None:
         for call in replay(sessions.candidate, script):
-            if not repeats and call.phase == before and call.tokens == 1:
-                continue
-            before = call.phase
             if not call.feeds["logit_positions"].size:  # a cache that is filled anew; reference bodies need rows
                 continue
             found = self.judge(script, call, sessions.reference, sessions.names, sessions.before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,12 @@ class Scenario:
         """Drive a session; returns logits `[rows, vocab]`, one sequence after the other."""
         parts = [step.feed(session) for step in self.steps]
         return np.concatenate([row for sequence in zip(*parts, strict=True) for row in sequence])
+
+    def brief(self) -> Scenario:
+        """Return the scenario with the first of its steps of one token only, for looking at every kind of call."""
+        single = [all(len(row) == 1 for row in step.rows) for step in self.steps]
+        kept = [step for i, step in enumerate(self.steps) if not (single[i] and any(single[:i]))]
+        return replace(self, steps=tuple(kept))
 
     def wanted(self, logits_of: Callable[[Tokens], Logits]) -> Logits:
         """Return what `run` must return, of a function that gives the logits of all tokens of a text."""

@@ -143,7 +143,7 @@ class _Verification:
         """Recompute every op from its own inputs: the logits leave room for small faults, this does not."""
         locator = self._locator(reference)
         with self._progress.step("compare ops"):
-            found = locator.first([script for script in self._scripts if script.name in _OPS], repeats=False)
+            found = locator.first([script.brief() for script in self._scripts if script.name in _OPS])
         fault = ""
         if found is not None:
             self._place = describe(found, locator, self._candidate, self._wrong)
