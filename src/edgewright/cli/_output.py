@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 #: Levels of verification in the order they are run; a manifest stores them by name.
-_LEVELS = ("weights", "ops", "engine", "quality", "golden", "live", "bundles")
+_LEVELS = ("weights", "graph", "ops", "engine", "quality", "golden", "live", "bundles")
 
 
 def note(text: str, *, quiet: bool = False) -> None:

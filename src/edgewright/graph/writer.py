@@ -23,6 +23,12 @@ _SMALL_ALIGNMENT = 64
 Progress = Callable[[int], None]
 
 
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = "weights.bin"
+
+Layout = dict[str, tuple[int, TensorSpec]]
+
+
 def write_stage(stage: Stage, folder: Path, *, progress: Progress | None = None, threads: int = 2) -> None:
     """Write `folder/model.onnx` and `folder/weights.bin`; `progress` is told of every written run of bytes.
 
@@ -33,6 +39,11 @@ def write_stage(stage: Stage, folder: Path, *, progress: Progress | None = None,
     with (folder / WEIGHTS_FILE).open("wb") as file:
         file.truncate(layout_size(layout))
         _write_weights(stage, layout, file, progress or (lambda _: None), threads)
+    write_graph(stage, layout, folder)
+
+
+def write_graph(stage: Stage, layout: Layout, folder: Path) -> None:
+    """Write `folder/model.onnx` alone; its weights are said to lie in `folder/weights.bin` as `layout` says."""
     for name, value in stage.graph.initializers.items():
         stored = stage.aliases.get(name, name)
         if stored in layout:
@@ -47,12 +58,6 @@ def write_stage(stage: Stage, folder: Path, *, progress: Progress | None = None,
                 base_dir=folder,
             )
     ir.save(stage.model(), folder / MODEL_FILE)
-
-
-MODEL_FILE = "model.onnx"
-WEIGHTS_FILE = "weights.bin"
-
-Layout = dict[str, tuple[int, TensorSpec]]
 
 
 def plan_layout(stage: Stage) -> Layout:

@@ -1,6 +1,7 @@
 """The verifier: levels, from cheap and exact to end to end, each with a verdict and figures.
 
-`weights`: every shipped tensor against the checkpoint. `ops`: every op of the engine recomputed from its own inputs.
+`weights`: every shipped tensor against the checkpoint. `graph`, shown only when it differs: the shipped graph against
+the one that checkpoint and recipe give anew. `ops`: every op of the engine recomputed from its own inputs.
 `engine`: logits of the compiled engine against the portable float32 graph over the shipped weights: kernels, cache,
 rope, fusions. `quality`: the same logits against the portable float32 graph of the checkpoint: what quantization cost.
 When a level fails, the first op that differs is looked for, and the likely cause.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from edgewright.verify.reference import Reference, reference_of, use_shipped_wei
 from edgewright.verify.report import Level, Localisation, LogitsReport, OpsReport, Report
 from edgewright.verify.scenarios import Scenario, Tokens, scenarios
 from edgewright.verify.shipped import FreshTensors, ShippedTensors, leaves
+from edgewright.verify.structure import GraphReport, check_graph
 from edgewright.verify.tensors import WrongTensors
 from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest, rounds_inputs
 from edgewright.verify.weights import WeightsReport, check_weights
@@ -78,6 +80,7 @@ class _Verification:
         self._levels: dict[str, Level] = {}
         self._place: Localisation | None = None
         self._failures: list[str] = []
+        self._graph: GraphReport | None = None
 
     def run(self) -> Report:
         """Run the levels; after a failure, look for the place."""
@@ -86,6 +89,11 @@ class _Verification:
         self._found = {leaf.producer.specs[0].name: leaf for leaf in leaves(lowered)}
         weights = self._weights = self._check_weights(lowered)
         self._levels["weights"] = weights
+        versions = self._manifest.versions
+        if all(versions.get(name) == version for name, version in writer_versions().items()):
+            self._graph = check_graph(lowered, inside(self._root, self._entry.graph))
+        if self._graph is not None:
+            self._levels["graph"] = self._graph
         llm = LLM.load(self._root, threads=self._threads, check=False)
         self._scripts = scripts_for(llm)
         with self._progress.step("run engine"):
@@ -164,6 +172,8 @@ class _Verification:
                 self._place = describe(found, locator, self._candidate, self._wrong)
             elif pair := self._wrong.first():
                 self._place = of_tensor(pair, reference.semantic)
+            elif self._graph is not None:
+                self._place = self._graph.localisation(Path(self._entry.graph).name)
 
     def _locator(self, reference: Reference) -> Locator:
         running = self._candidate.running()
@@ -176,6 +186,11 @@ class _Verification:
     @property
     def _wrong(self) -> WrongTensors:
         return WrongTensors(self._weights.faults, self._found, self._tensors)
+
+
+def writer_versions() -> dict[str, str]:
+    """Return the versions that decide over the bytes of a graph, as a manifest spells them."""
+    return {"edgewright": __version__, **{name: metadata.version(name) for name in ("onnx", "onnx-ir")}}
 
 
 def run_script(llm: LLM, script: Scenario, failures: list[str]) -> Logits:
