@@ -30,7 +30,7 @@ INT8_BOUND = 0.06
 #: Tokens that are enough for trials.
 _SHORT = 64
 #: Taps are read in groups of layers of at most this many bytes a side.
-BUDGET = 384 << 20
+BUDGET = 192 << 20
 
 #: Inputs that are rounded with one scale.
 _BLOCK = 32
