@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from edgewright.nn import moe
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutedConfig(DecoderConfig):
+class RoutedConfig(DecoderConfig, ABC):
     """The experts' keys; the first `first_k_dense_replace` layers have none."""
 
     moe_intermediate_size: int
@@ -49,19 +50,18 @@ class RoutedConfig(DecoderConfig):
 
     def problems(self) -> list[str]:
         """Return what is wrong with values that are fine one by one."""
-        found = super().problems() + expert_problems(self.n_routed_experts, self.num_experts_per_tok)
         groups, kept = self.groups
+        found = super().problems()
+        found += expert_problems(
+            self.n_routed_experts, self.num_experts_per_tok, groups=groups, top_groups=kept, smallest=1
+        )
         if self.first_k_dense_replace < 0:
             found.append(f"first_k_dense_replace is {self.first_k_dense_replace}")
-        if self.n_routed_experts % groups or kept > groups:
-            found.append(f"the best {kept} of {groups} groups of {self.n_routed_experts} experts are kept")
-        elif self.num_experts_per_tok > kept * self.n_routed_experts // groups:
-            found.append(f"{kept} of {groups} groups don't hold {self.num_experts_per_tok} experts")
         return found
 
+    @abstractmethod
     def router(self) -> moe.Router:
         """Return the router of a layer."""
-        raise NotImplementedError
 
     def feed_forward(self, index: int, *, bias: bool = False) -> nn.Module:
         """Return the MLP of a layer: dense, or experts with the shared ones beside them."""

@@ -114,11 +114,11 @@ class Stack:
             if _NUMBER.fullmatch(match["i"]):  # anything else is no part's number, and left over
                 found.setdefault(match.expand(self.to), {})[int(match["i"])] = name
         for new, names in found.items():
-            odd = next((i for i in range(min(self.count, len(names) + 1)) if i not in names), len(names))
-            if len(names) != self.count or odd < self.count:
+            missing = next((i for i in range(self.count) if i not in names), None)
+            if missing is not None or len(names) > self.count:
                 raise TensorMismatchError(
                     f"The checkpoint's tensors don't fit its config: {new} has {len(names)} parts where {self.count} "
-                    f"are needed" + (f"; number {odd} is missing." if odd < self.count else ".")
+                    f"are needed" + ("." if missing is None else f"; number {missing} is missing.")
                 )
             parts = [tensors.pop(names[i]) for i in range(self.count)]
             if len({(part.dtype, tuple(part.shape[1:])) for part in parts}) != 1:

@@ -14,7 +14,7 @@ from edgewright.graph import GraphBuilder
 from edgewright.models._config import because
 from edgewright.models._mamba import MambaConfig
 from edgewright.nn.decoder_layer import Mixer
-from edgewright.nn.short_conv import split
+from edgewright.nn.layers import split
 
 #: The final norm's name, and what it is here.
 RENAMES = {"model.final_layernorm.": "model.norm."}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgewright import nn
 from edgewright.models._config import DecoderConfig
-from edgewright.models._experts import ROUTER_TRAINING, expert_problems, one_below_another
-from edgewright.models._rules import Rename, Reshape, Rule, grouped_spans, split
+from edgewright.models._experts import ROUTER_TRAINING, expert_block, expert_problems, granite_rules
+from edgewright.models._rules import Rule
 from edgewright.nn import moe
 
 
@@ -34,21 +33,17 @@ class Config(DecoderConfig):
 
 def rules(config: Config) -> Sequence[Rule]:
     """Cut gate from up, expert by expert."""
-    pair = grouped_spans(
-        config.num_local_experts, {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
-    )
-    return (
-        Reshape(r".*\.block_sparse_moe\.(?:input|output)_linear\.weight", one_below_another),
-        split(r"(.*\.block_sparse_moe\.)input_linear(\.weight)", pair, r"\1experts.{part}\2"),
-        Rename(r"(.*\.block_sparse_moe\.)output_linear\.weight", r"\1experts.down_proj.weight"),
-    )
+    return granite_rules(config.num_local_experts, config.intermediate_size)
 
 
 def _experts(config: Config) -> nn.MoE:
-    width, experts, top_k = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
-    return nn.MoE(
-        nn.Router(width, experts, functools.partial(moe.top_k_softmax, top_k=top_k)),
-        nn.Experts(width, config.intermediate_size, config.hidden_act, experts=experts, top_k=top_k),
+    return expert_block(
+        config.hidden_size,
+        config.intermediate_size,
+        config.hidden_act,
+        moe.top_k_softmax,
+        experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
         router_name="router.layer",
     )
 

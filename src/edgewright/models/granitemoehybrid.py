@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +9,9 @@ from typing import Any
 
 from edgewright import nn
 from edgewright.models._config import layer_kinds
-from edgewright.models._experts import expert_problems, one_below_another
+from edgewright.models._experts import expert_block, expert_problems, granite_rules
 from edgewright.models._mamba import MAMBA_OR_ATTENTION, MambaConfig
-from edgewright.models._rules import Rename, Reshape, Rule, grouped_spans, split
+from edgewright.models._rules import Rename, Rule, split
 from edgewright.nn import moe
 
 _EXPERTS = nn.LayerNames(mlp="block_sparse_moe")
@@ -63,7 +62,7 @@ class Config(MambaConfig):
 
 def rules(config: Config) -> Sequence[Rule]:
     """Cut gate from up, in the shared MLP and in the experts, which are stored stacked."""
-    inner, shared, experts = config.intermediate_size, config.shared_intermediate_size, config.num_local_experts
+    shared, experts = config.shared_intermediate_size, config.num_local_experts
     found: list[Rule] = [
         split(
             r"(.*\.shared_mlp\.)input_linear(\.weight)", {"gate_proj": [(0, shared)], "up_proj": [(shared, 2 * shared)]}
@@ -71,13 +70,8 @@ def rules(config: Config) -> Sequence[Rule]:
         Rename(r"(.*\.shared_mlp\.)output_linear\.weight", r"\1down_proj.weight"),
     ]
     if experts:
-        pair = grouped_spans(experts, {"gate_proj": inner, "up_proj": inner})
-        found += [
-            Reshape(r".*\.block_sparse_moe\.(?:input|output)_linear\.weight", one_below_another),
-            split(r"(.*\.block_sparse_moe\.)input_linear(\.weight)", pair, r"\1experts.{part}\2"),
-            Rename(r"(.*\.block_sparse_moe\.)output_linear\.weight", r"\1experts.down_proj.weight"),
-            Rename(r"(.*)\.shared_mlp\.(.*)", r"\1.block_sparse_moe.shared_mlp.\2"),
-        ]
+        found += granite_rules(experts, config.intermediate_size)
+        found.append(Rename(r"(.*)\.shared_mlp\.(.*)", r"\1.block_sparse_moe.shared_mlp.\2"))
     return found
 
 
@@ -86,10 +80,17 @@ def _feed_forward(config: Config) -> nn.Module:
     shared = nn.GatedMLP(width, config.shared_intermediate_size, "silu")
     if not config.num_local_experts:
         return shared
-    top_k = config.num_experts_per_tok
-    router = moe.Router(width, config.num_local_experts, functools.partial(moe.top_k_softmax, top_k=top_k))
-    experts = moe.Experts(width, config.intermediate_size, "silu", experts=config.num_local_experts, top_k=top_k)
-    return moe.MoE(router, experts, router_name="router.layer", shared=shared, shared_name="shared_mlp")
+    return expert_block(
+        width,
+        config.intermediate_size,
+        "silu",
+        moe.top_k_softmax,
+        experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        router_name="router.layer",
+        shared=shared,
+        shared_name="shared_mlp",
+    )
 
 
 def network(config: Config, max_context: int) -> nn.CausalLM:

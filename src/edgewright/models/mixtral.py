@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edgewright import nn
 from edgewright.models._config import DecoderConfig
-from edgewright.models._experts import ROUTER_TRAINING, expert_problems, expert_rules
+from edgewright.models._experts import ROUTER_TRAINING, expert_block, expert_problems, expert_rules
 from edgewright.models._rules import Rule
 from edgewright.nn import moe
 
@@ -38,20 +38,26 @@ def rules(config: Config) -> Sequence[Rule]:
     return expert_rules(config.num_local_experts, config.intermediate_size, names=("w1", "w3", "w2"))
 
 
+def _experts(config: Config) -> nn.MoE:
+    return expert_block(
+        config.hidden_size,
+        config.intermediate_size,
+        config.hidden_act,
+        functools.partial(moe.softmax_top_k, renormalize=True),
+        experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+    )
+
+
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
     rope = config.rope(max_context)
-    width, experts, top_k = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
-    choose = functools.partial(moe.softmax_top_k, top_k=top_k, renormalize=True)
     layers = [
         nn.decoder_layer(
             config,
             rope,
             window=config.sliding_window,
-            mlp=nn.MoE(
-                nn.Router(width, experts, choose),
-                nn.Experts(width, config.intermediate_size, config.hidden_act, experts=experts, top_k=top_k),
-            ),
+            mlp=_experts(config),
             names=nn.LayerNames(mlp="block_sparse_moe"),
         )
         for _ in range(config.num_hidden_layers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edgewright import nn
 from edgewright.models._config import DecoderConfig
-from edgewright.models._experts import ROUTER_TRAINING, expert_problems, expert_rules
+from edgewright.models._experts import ROUTER_TRAINING, expert_block, expert_problems, expert_rules
 from edgewright.models._rules import Rule
 from edgewright.nn import moe
 
@@ -39,9 +39,6 @@ def rules(config: Config) -> Sequence[Rule]:
 
 
 def _layer(config: Config, rope: nn.RopeTable) -> nn.DecoderLayer:
-    width, experts, top_k = config.hidden_size, config.num_experts, config.num_experts_per_tok
-    choose = functools.partial(moe.softmax_top_k, top_k=top_k, renormalize=config.norm_topk_prob)
-
     def norm(heads: int) -> nn.RMSNorm:
         return nn.RMSNorm(heads * config.head_size, config.rms_norm_eps)
 
@@ -52,9 +49,13 @@ def _layer(config: Config, rope: nn.RopeTable) -> nn.DecoderLayer:
         out_bias=config.attention_bias,
         norms=(("q_norm", norm(config.num_attention_heads)), ("k_norm", norm(config.kv_heads))),
         clip=config.clip_qkv,
-        mlp=nn.MoE(
-            nn.Router(width, experts, choose),
-            nn.Experts(width, config.intermediate_size, config.hidden_act, experts=experts, top_k=top_k),
+        mlp=expert_block(
+            config.hidden_size,
+            config.intermediate_size,
+            config.hidden_act,
+            functools.partial(moe.softmax_top_k, renormalize=config.norm_topk_prob),
+            experts=config.num_experts,
+            top_k=config.num_experts_per_tok,
         ),
     )
 

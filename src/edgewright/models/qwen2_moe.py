@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgewright import nn
-from edgewright.models._config import DecoderConfig, layer_windows
-from edgewright.models._experts import ROUTER_TRAINING, expert_problems, expert_rules
-from edgewright.models._qwen_moe import experts
+from edgewright.models._config import layer_windows
+from edgewright.models._experts import ROUTER_TRAINING, expert_rules
+from edgewright.models._qwen_moe import SparseConfig
 from edgewright.models._rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DecoderConfig):
+class Config(SparseConfig):
     """`Qwen2MoeConfig`.
 
-    A layer has experts unless `mlp_only_layers` or `decoder_sparse_step` say otherwise. Other than in Qwen2 the window
-    is on the even layers before `max_window_layers`; transformers writes 0 for one that isn't used.
+    Other than in Qwen2 the window is on the even layers before `max_window_layers`; transformers writes 0 for one that
+    isn't used.
     """
 
     intermediate_size: int = 5632
@@ -29,20 +29,13 @@ class Config(DecoderConfig):
     sliding_window: int | None = 4096
     max_window_layers: int = 28
     layer_types: list[str] | None = None
-    decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] | None = None
     moe_intermediate_size: int = 1408
     shared_expert_intermediate_size: int = 5632
     num_experts: int = 60
     num_experts_per_tok: int = 4
-    norm_topk_prob: bool = False
 
     no_effect: typing.ClassVar[Mapping[str, str]] = ROUTER_TRAINING
     signed: typing.ClassVar[frozenset[str]] = frozenset({"sliding_window", "max_window_layers"})
-
-    def sparse(self, index: int) -> bool:
-        """Tell whether a layer has experts."""
-        return index not in (self.mlp_only_layers or []) and (index + 1) % self.decoder_sparse_step == 0
 
     def windows(self) -> list[int | None]:
         """Return each layer's window."""
@@ -51,7 +44,7 @@ class Config(DecoderConfig):
         return layer_windows(self.layer_types, window, [self.use_sliding_window and low for low in lower])
 
     def problems(self) -> list[str]:
-        found = super().problems() + expert_problems(self.num_experts, self.num_experts_per_tok)
+        found = super().problems()
         if self.use_sliding_window and self.sliding_window is not None and self.sliding_window < 1:
             found.append(f"sliding_window is {self.sliding_window}")
         return found
@@ -71,7 +64,7 @@ def network(config: Config, max_context: int) -> nn.CausalLM:
             rope,
             qkv_bias=config.qkv_bias,
             window=window,
-            mlp=experts(config, renormalize=config.norm_topk_prob) if config.sparse(index) else None,
+            mlp=config.experts_of(index, shared=config.shared_expert_intermediate_size),
         )
         for index, window in enumerate(config.windows())
     ]

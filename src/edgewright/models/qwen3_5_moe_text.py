@@ -56,5 +56,10 @@ def rules(config: Config) -> Sequence[Rule]:
 def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
     rope = config.rope(max_context)
-    layers = [qwen3_5_text.layer(config, kind, rope, experts(config, renormalize=True)) for kind in config.kinds()]
+    layers = [
+        qwen3_5_text.layer(
+            config, kind, rope, experts(config, renormalize=True, shared=config.shared_expert_intermediate_size)
+        )
+        for kind in config.kinds()
+    ]
     return nn.causal_lm(config, layers, norm_plus=1.0)

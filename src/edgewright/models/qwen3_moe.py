@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgewright import nn
-from edgewright.models._config import DecoderConfig
-from edgewright.models._experts import ROUTER_TRAINING, expert_problems, expert_rules
+from edgewright.models._experts import ROUTER_TRAINING, expert_rules
+from edgewright.models._qwen_moe import SparseConfig
 from edgewright.models._rules import Rule
-from edgewright.nn import moe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DecoderConfig):
-    """`Qwen3MoeConfig`; a layer has experts unless `mlp_only_layers` or `decoder_sparse_step` say otherwise."""
+class Config(SparseConfig):
+    """`Qwen3MoeConfig`."""
 
     intermediate_size: int = 6144
     num_key_value_heads: int | None = 4
@@ -25,12 +23,9 @@ class Config(DecoderConfig):
     attention_bias: bool = False
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
-    decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] | None = None
     moe_intermediate_size: int = 768
     num_experts: int = 128
     num_experts_per_tok: int = 8
-    norm_topk_prob: bool = False
 
     aliases: typing.ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
     #: Keys of some published files that transformers doesn't read; other values would be another network.
@@ -44,26 +39,10 @@ class Config(DecoderConfig):
         "max_window_layers": "the window is on all layers or on none",
     }
 
-    def sparse(self, index: int) -> bool:
-        """Tell whether a layer has experts."""
-        return index not in (self.mlp_only_layers or []) and (index + 1) % self.decoder_sparse_step == 0
-
-    def problems(self) -> list[str]:
-        return super().problems() + expert_problems(self.num_experts, self.num_experts_per_tok)
-
 
 def rules(config: Config) -> Sequence[Rule]:
     """Put the experts' matrices behind each other."""
     return expert_rules(config.num_experts, config.moe_intermediate_size)
-
-
-def _experts(config: Config) -> nn.MoE:
-    width, experts, top_k = config.hidden_size, config.num_experts, config.num_experts_per_tok
-    choose = functools.partial(moe.softmax_top_k, top_k=top_k, renormalize=config.norm_topk_prob)
-    return nn.MoE(
-        nn.Router(width, experts, choose),
-        nn.Experts(width, config.moe_intermediate_size, config.hidden_act, experts=experts, top_k=top_k),
-    )
 
 
 def network(config: Config, max_context: int) -> nn.CausalLM:
@@ -77,7 +56,7 @@ def network(config: Config, max_context: int) -> nn.CausalLM:
             out_bias=config.attention_bias,
             qk_norm_epsilon=config.rms_norm_eps,
             window=config.sliding_window if config.use_sliding_window else None,
-            mlp=_experts(config) if config.sparse(index) else None,
+            mlp=config.experts_of(index),
         )
         for index in range(config.num_hidden_layers)
     ]

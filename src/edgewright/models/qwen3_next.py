@@ -7,31 +7,21 @@ from dataclasses import dataclass
 
 from edgewright import nn
 from edgewright.models import qwen3_5_text
-from edgewright.models._experts import expert_problems, expert_rules
-from edgewright.models._qwen_moe import experts
+from edgewright.models._experts import expert_rules
+from edgewright.models._qwen_moe import SparseConfig
 from edgewright.models._rules import Rule, Split, grouped_spans
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(qwen3_5_text.BaseConfig):
-    """`Qwen3NextConfig`; a layer has experts unless `mlp_only_layers` or `decoder_sparse_step` say otherwise."""
+class Config(qwen3_5_text.BaseConfig, SparseConfig):
+    """`Qwen3NextConfig`."""
 
     intermediate_size: int = 5632
-    decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] | None = None
     moe_intermediate_size: int = 512
     shared_expert_intermediate_size: int = 512
     num_experts: int = 512
     num_experts_per_tok: int = 10
     norm_topk_prob: bool = True
-
-    def problems(self) -> list[str]:
-        """Return what is wrong with values that are fine one by one."""
-        return super().problems() + expert_problems(self.num_experts, self.num_experts_per_tok)
-
-    def sparse(self, index: int) -> bool:
-        """Tell whether a layer has experts."""
-        return index not in (self.mlp_only_layers or []) and (index + 1) % self.decoder_sparse_step == 0
 
 
 def rules(config: Config) -> Sequence[Rule]:
@@ -59,9 +49,7 @@ def network(config: Config, max_context: int) -> nn.CausalLM:
     """Return the network of a config."""
     rope = config.rope(max_context)
     layers = [
-        qwen3_5_text.layer(
-            config, kind, rope, experts(config, renormalize=config.norm_topk_prob) if config.sparse(index) else None
-        )
+        qwen3_5_text.layer(config, kind, rope, config.experts_of(index, shared=config.shared_expert_intermediate_size))
         for index, kind in enumerate(config.kinds())
     ]
     return nn.causal_lm(config, layers, norm_plus=1.0)

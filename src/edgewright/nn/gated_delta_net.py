@@ -8,10 +8,10 @@ from edgewright import ops
 from edgewright.graph import GraphBuilder
 from edgewright.nn.cache import Cache
 from edgewright.nn.gated_norm import GatedRMSNorm
-from edgewright.nn.layers import Linear, scaled
+from edgewright.nn.layers import Linear, scaled, split
 from edgewright.nn.module import Module, Parameter
 from edgewright.nn.moe import FloatLinear
-from edgewright.nn.short_conv import CausalConv, split
+from edgewright.nn.short_conv import CausalConv
 
 #: Added to the squared length of queries and keys before they are made unit vectors.
 _TINY = 1e-6

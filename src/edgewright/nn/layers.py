@@ -137,6 +137,12 @@ def scaled(g: GraphBuilder, x: ir.Value, factor: float | None) -> ir.Value:
     return result
 
 
+def split(g: GraphBuilder, x: ir.Value, widths: list[int]) -> tuple[ir.Value, ...]:
+    """Cut the last axis into parts of the given widths."""
+    result: tuple[ir.Value, ...] = g.op("Split", x, g.constant(widths, np.int64), outputs=len(widths), axis=-1)
+    return result
+
+
 def _norm_shape(width: int, group: int | None, own_weights: bool) -> tuple[int, ...]:
     if group is None:
         return (width,)

@@ -13,9 +13,9 @@ from edgewright.graph import GraphBuilder
 from edgewright.graph.weights import ComputedWeight
 from edgewright.nn.cache import Cache
 from edgewright.nn.gated_norm import GatedRMSNorm, gated
-from edgewright.nn.layers import Linear, scaled
+from edgewright.nn.layers import Linear, scaled, split
 from edgewright.nn.module import Module, Parameter
-from edgewright.nn.short_conv import CausalConv, split
+from edgewright.nn.short_conv import CausalConv
 
 
 class Mamba2(Module):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from edgewright import ops
 from edgewright.graph import GraphBuilder
 from edgewright.nn.cache import Cache, KVShape
-from edgewright.nn.layers import Linear, RMSNorm
+from edgewright.nn.layers import Linear, RMSNorm, split
 from edgewright.nn.module import Module
 from edgewright.nn.rope import RopeTable, apply_rope
 
@@ -90,8 +90,7 @@ class LatentAttention(Module):
 
     def _key_value(self, g: GraphBuilder, x: ir.Value, cache: Cache) -> tuple[ir.Value, ir.Value]:
         rotary = self._rope.rotary_dim
-        sizes = g.constant([self._kv_rank, rotary], np.int64)
-        latent, turning = g.op("Split", self.kv_a_proj_with_mqa(g, x), sizes, outputs=2, axis=-1)
+        latent, turning = split(g, self.kv_a_proj_with_mqa(g, x), [self._kv_rank, rotary])
         latent = self.kv_a_layernorm(g, latent)
         plain = g.op("Reshape", self.k_b_proj(g, latent), g.constant([0, 0, self._heads, self._plain], np.int64))
         one = g.op("Unsqueeze", self._turned(g, turning, cache, rotary), g.constant([2], np.int64))

@@ -73,5 +73,5 @@ class Module:
             return self.forward(g, *args, **kwargs)
 
     def forward(self, g: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
-        """Append this module's nodes."""
+        """Append this module's nodes. A module that only holds others, which are called one by one, has none."""
         raise NotImplementedError(type(self).__name__)

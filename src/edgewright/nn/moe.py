@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from edgewright import ops
 from edgewright.graph import GraphBuilder
-from edgewright.nn.layers import Linear
+from edgewright.nn.layers import Linear, scaled
 from edgewright.nn.module import Module, Parameter
 
 #: `choose(g, logits)`, or `choose(g, logits, correction=...)` for a router that has a correction bias.
@@ -28,7 +28,7 @@ def softmax_top_k(
     values, chosen = _largest(g, g.op("Softmax", logits, axis=-1), top_k)
     if renormalize:
         values = g.op("Div", values, _sum(g, values))
-    return _spread(g, logits, chosen, _scaled(g, values, scale))
+    return _spread(g, logits, chosen, scaled(g, values, scale))
 
 
 def softmax_corrected(g: GraphBuilder, logits: ir.Value, *, top_k: int, floor: float, correction: ir.Value) -> ir.Value:
@@ -78,7 +78,7 @@ def sigmoid_groups(
     values = g.op("GatherElements", scores, chosen, axis=-1)
     if renormalize:
         values = g.op("Div", values, g.op("Add", _sum(g, values), g.constant(tiny, np.float32)))
-    return _spread(g, logits, chosen, _scaled(g, values, scale))
+    return _spread(g, logits, chosen, scaled(g, values, scale))
 
 
 def softmax_groups(
@@ -94,7 +94,7 @@ def softmax_groups(
 
         scores = _in_best_groups(g, scores, experts, groups, top_groups, best, other=0.0)
     values, chosen = _largest(g, scores, top_k)
-    return _spread(g, logits, chosen, _scaled(g, values, scale))
+    return _spread(g, logits, chosen, scaled(g, values, scale))
 
 
 def sparse_mixer(g: GraphBuilder, logits: ir.Value, *, jitter: float) -> ir.Value:
@@ -125,11 +125,6 @@ def _largest(g: GraphBuilder, values: ir.Value, count: int) -> tuple[ir.Value, i
 
 def _sum(g: GraphBuilder, values: ir.Value) -> ir.Value:
     result: ir.Value = g.op("ReduceSum", values, g.constant([-1], np.int64), keepdims=1)
-    return result
-
-
-def _scaled(g: GraphBuilder, values: ir.Value, scale: float) -> ir.Value:
-    result: ir.Value = values if scale == 1.0 else g.op("Mul", values, g.constant(scale, np.float32))
     return result
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from edgewright import ops
 from edgewright.graph import GraphBuilder
 from edgewright.nn.cache import Cache
-from edgewright.nn.layers import Linear
+from edgewright.nn.layers import Linear, split
 from edgewright.nn.module import Module, Parameter
 
 
@@ -51,9 +50,3 @@ class ShortConv(Module):
         """Apply the output projection."""
         result: ir.Value = self.out_proj(g, mixed)
         return result
-
-
-def split(g: GraphBuilder, x: ir.Value, widths: list[int]) -> tuple[ir.Value, ...]:
-    """Cut the last axis into parts of the given widths."""
-    result: tuple[ir.Value, ...] = g.op("Split", x, g.constant(widths, np.int64), outputs=len(widths), axis=-1)
-    return result
