@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from edgewright.errors import ContextOverflowError, GenerationError, TruncationError
-from edgewright.runtime.engine import Engine, share, zeros
+from edgewright.runtime.engine import Engine, zeros
+from edgewright.runtime.step import Array, Step, Tokens
 
 Logits = Literal["last", "all", "none"]
 Ids = Sequence[int] | npt.NDArray[np.integer]
-Array = npt.NDArray[np.generic]
-Tokens = npt.NDArray[np.int64]
 
 #: Capacity a new cache starts with; it doubles when full, up to the context bound.
 FIRST_CAPACITY = 256
@@ -23,6 +21,7 @@ FIRST_CAPACITY = 256
 _ROOM = 64
 #: Longest run of tokens given to the engine at once; longer appends are cut.
 PREFILL_CHUNK = 512
+_ALL = slice(None)
 #: Recurrent states can't be cut back, so as many of them are remembered, at the ends of the latest longer appends.
 _MARKS = 2
 
@@ -53,7 +52,7 @@ class Session:
         # What was fed, kept only where a sequence may have to be fed again.
         self._history: list[list[int]] | None = None if contract.rope_switch is None else [[] for _ in range(batch)]
         self._beyond = np.zeros(batch, dtype=bool)
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, Step] = {}
 
     @property
     def length(self) -> int:
@@ -121,19 +120,18 @@ class Session:
         if not 0 <= length <= self.length:
             raise GenerationError(f"Can't truncate to {length}: the session holds {self.length} tokens.")
         lengths = np.minimum(self._lengths, length)
+        if not lengths.any():
+            self._clear(_ALL)
+            return
         if self._states and not np.array_equal(lengths, self._lengths):
-            if lengths.any():
-                known = next((states for n, states in self._marks if np.array_equal(n, lengths)), None)
-                if known is None:
-                    raise TruncationError(
-                        f"Can't truncate to {length}: the model's recurrent state can't be cut back, and none is "
-                        "remembered for that length. Use rewind, or copy the session before."
-                    )
-                for mine, other in zip(self._states, known, strict=True):
-                    mine[:] = other
-            else:
-                for mine in self._states:
-                    mine[:] = 0
+            known = next((states for n, states in self._marks if np.array_equal(n, lengths)), None)
+            if known is None:
+                raise TruncationError(
+                    f"Can't truncate to {length}: the model's recurrent state can't be cut back, and none is "
+                    "remembered for that length. Use rewind, or copy the session before."
+                )
+            for mine, other in zip(self._states, known, strict=True):
+                mine[:] = other
             self._marks = [(n, states) for n, states in self._marks if (n <= lengths).all()]
         self._set_lengths(lengths)
 
@@ -315,12 +313,34 @@ class Session:
 
     def _run(self, tokens: Tokens, positions: Tokens, group: slice, total: int) -> npt.NDArray[np.float32]:
         """Run once over `tokens` `[rows, n]`; returns logits `[rows, positions, vocab]` in fresh memory."""
-        result = _Step(self, tokens.copy(), positions, group, total).run()
-        self._advance(tokens, group)
+        step = self._step(tokens.copy(), positions, group, total)
+        result = step.run()
+        self._advance(step, group)
         return result
 
-    def _advance(self, tokens: Tokens, group: slice) -> None:
-        """Count `tokens` `[rows, n]` as held."""
+    def _step(self, tokens: Tokens, positions: Tokens, group: slice, total: int) -> Step:
+        return Step(
+            self._engine,
+            tokens,
+            positions,
+            lengths=self._lengths[group],
+            totals=np.full(len(tokens), total, dtype=np.int64),
+            kv=[array[group] for array in self._kv],
+            states=[array[group] for array in self._states],
+            spare=[array[group] for array in self._spare],
+            vocab=self.vocab_size,
+        )
+
+    def _advance(self, step: Step, group: slice) -> None:
+        """Take over what a step that ran for `group` has left, and count its tokens as held."""
+        for mine, fresh in zip(self._kv, step.fresh, strict=False):
+            mine[group] = fresh
+        if group == _ALL:
+            self._states, self._spare = self._spare, self._states
+        else:
+            for mine, other in zip(self._states, self._spare, strict=True):
+                mine[group] = other[group]
+        tokens = step.tokens
         self._lengths[group] += tokens.shape[1]
         if self._history is not None:
             for row, fed in zip(self._history[group], tokens, strict=True):
@@ -332,72 +352,17 @@ class Session:
         key = id(self._states[0]) if self._states else 0
         step = self._steps.get(key) if self._engine.contract.kv_in_place else None
         if step is None:
-            step = self._steps[key] = _Step(self, tokens.copy(), np.zeros(1, dtype=np.int64))
+            step = self._steps[key] = self._step(tokens.copy(), np.zeros(1, dtype=np.int64), _ALL, 0)
         step.tokens[:] = tokens
         step.totals[:] = self._lengths + 1
         result = step.run().copy()
-        self._advance(tokens, _ALL)
+        self._advance(step, _ALL)
         return result
 
     def _remember(self) -> None:
         if self._states:
             mark = (self._lengths.copy(), [array.copy() for array in self._states])
             self._marks = [*self._marks[1 - _MARKS :], mark]
-
-
-_ALL = slice(None)
-
-
-class _Step:
-    """One shape of call with all inputs and outputs bound to fixed memory; `rows` picks sequences of the batch."""
-
-    def __init__(
-        self, session: Session, tokens: Tokens, positions: Tokens, rows: slice = _ALL, total: int | None = None
-    ) -> None:
-        self._session = session
-        self._engine = engine = session._engine
-        self._rows = rows
-        self.tokens = tokens
-        self.totals = np.full(len(tokens), total or 0, dtype=np.int64)
-        self.logits = np.empty((len(tokens), len(positions), session.vocab_size), dtype=np.float32)
-        self._binding = engine.binding()
-        # The binding does not keep the arrays alive, so the values are kept here.
-        self._kept: list[ort.OrtValue] = []
-        self._input("input_ids", tokens)
-        self._input("past_lengths", session._lengths[rows])
-        self._input("logit_positions", positions.astype(np.int64))
-        if engine.contract.rope_switch is not None:
-            self._input("total_lengths", self.totals)
-        self._output("logits", self.logits)
-        caches = session._kv
-        self._fresh = [] if engine.contract.kv_in_place else [zeros(a[rows].shape, a.dtype) for a in caches]
-        for index, (past, present) in enumerate(_cache_names(engine)):
-            self._input(past, caches[index][rows])
-            self._output(present, self._fresh[index] if self._fresh else caches[index][rows])
-        for index, state in enumerate(engine.contract.state):
-            self._input(state.past, session._states[index][rows])
-            self._output(state.present, session._spare[index][rows])
-
-    def _input(self, name: str, array: Array) -> None:
-        self._kept.append(share(array))
-        self._binding.bind_ortvalue_input(name, self._kept[-1])
-
-    def _output(self, name: str, array: Array) -> None:
-        self._kept.append(share(array))
-        self._binding.bind_ortvalue_output(name, self._kept[-1])
-
-    def run(self) -> npt.NDArray[np.float32]:
-        """Run and return the bound logits (overwritten by the next run)."""
-        self._engine.run(self._binding)
-        session, rows = self._session, self._rows
-        for mine, fresh in zip(session._kv, self._fresh, strict=False):
-            mine[rows] = fresh
-        if rows == _ALL:
-            session._states, session._spare = session._spare, session._states
-        else:
-            for mine, other in zip(session._states, session._spare, strict=True):
-                mine[rows] = other[rows]
-        return self.logits
 
 
 def unpadded(ids: npt.NDArray[np.integer], mask: npt.NDArray[np.generic]) -> list[Tokens]:
@@ -422,9 +387,3 @@ def _integers(ids: Ids) -> Tokens:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise GenerationError(f"Token ids must be integers, not {array.dtype}.")
     return array.astype(np.int64)
-
-
-def _cache_names(engine: Engine) -> Iterator[tuple[str, str]]:
-    for layer in engine.contract.kv:
-        yield layer.past_key, layer.present_key
-        yield layer.past_value, layer.present_value

@@ -1,0 +1,77 @@
+"""One call of an engine with all inputs and outputs bound to fixed memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from edgewright.contract import StageContract
+from edgewright.runtime.engine import Engine, share, zeros
+
+Array = npt.NDArray[np.generic]
+Tokens = npt.NDArray[np.int64]
+
+
+class Step:
+    """A shape of call: `tokens` int64 `[rows, n]`, whose logits are wanted at `positions` of n, over caches and states.
+
+    `lengths` and `totals` int64 `[rows]` are what the rows hold and what they will hold after the whole append; `kv`
+    are the caches, keys before values, in the contract's order; `states` are read, `spare` is written. All of them are
+    bound as they are, so changing them is seen by the next run. Where caches are not in place, `fresh` has the new
+    ones.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokens: Tokens,
+        positions: Tokens,
+        *,
+        lengths: Tokens,
+        totals: Tokens,
+        kv: Sequence[Array],
+        states: Sequence[Array],
+        spare: Sequence[Array],
+        vocab: int,
+    ) -> None:
+        self.tokens, self.totals = tokens, totals
+        self._logits = np.empty((len(tokens), len(positions), vocab), dtype=np.float32)
+        self._engine, contract = engine, engine.contract
+        self._binding = engine.binding()
+        # The binding does not keep the arrays alive, so the values are kept here.
+        self._kept: list[ort.OrtValue] = []
+        self._input("input_ids", tokens)
+        self._input("past_lengths", lengths)
+        self._input("logit_positions", positions.astype(np.int64))
+        if contract.rope_switch is not None:
+            self._input("total_lengths", totals)
+        self._output("logits", self._logits)
+        self.fresh = [] if contract.kv_in_place else [zeros(cache.shape, cache.dtype) for cache in kv]
+        for index, (past, present) in enumerate(_cache_names(contract)):
+            self._input(past, kv[index])
+            self._output(present, self.fresh[index] if self.fresh else kv[index])
+        for state, before, after in zip(contract.state, states, spare, strict=True):
+            self._input(state.past, before)
+            self._output(state.present, after)
+
+    def _input(self, name: str, array: Array) -> None:
+        self._kept.append(share(array))
+        self._binding.bind_ortvalue_input(name, self._kept[-1])
+
+    def _output(self, name: str, array: Array) -> None:
+        self._kept.append(share(array))
+        self._binding.bind_ortvalue_output(name, self._kept[-1])
+
+    def run(self) -> npt.NDArray[np.float32]:
+        """Run and return the bound logits `[rows, positions, vocab]`, which the next run overwrites."""
+        self._engine.run(self._binding)
+        return self._logits
+
+
+def _cache_names(contract: StageContract) -> Iterator[tuple[str, str]]:
+    for layer in contract.kv:
+        yield layer.past_key, layer.present_key
+        yield layer.past_value, layer.present_value
