@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from edgewright.errors import GenerationError, TokenizerError
-from edgewright.runtime.text import StreamDecoder, Tokenizer
+from edgewright.runtime.stream import StreamDecoder
+from edgewright.runtime.text import Tokenizer
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "tokenizers"
 FOLDERS = sorted(path.parent for path in GOLDENS.glob("*/expected.json") if (path.parent / "tokenizer.json").exists())

@@ -9,7 +9,8 @@ from edgewright.errors import ContextOverflowError, GenerationError, TokenizerEr
 from edgewright.runtime.sampling import Sampler, SamplingParams
 from edgewright.runtime.session import Session
 from edgewright.runtime.stopping import StopStrings
-from edgewright.runtime.text import StreamDecoder, Tokenizer
+from edgewright.runtime.stream import StreamDecoder
+from edgewright.runtime.text import Tokenizer
 
 FinishReason = Literal["stop", "length"]
 
