@@ -75,6 +75,10 @@ class RecipeError(EdgewrightError):
     """A quantization recipe is wrong; the message names the file's line where there is one."""
 
 
+class CalibrationDataError(EdgewrightError):
+    """Calibration data are empty, damaged, in another form or encoding than expected, or don't fit the model."""
+
+
 class BundleError(EdgewrightError):
     """A bundle can't be opened or doesn't hold what its manifest says."""
 

@@ -56,17 +56,19 @@ def os_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_folder(
+    final: Path, *, replace: bool = False, mark: str = "manifest.json", kind: str = "bundle"
+) -> Iterator[Path]:
     """Give a temporary sibling of `final` that takes its name only when the block ends well.
 
-    Anything else (an error, Ctrl-C) removes the sibling. Raises OutputError when `final` exists and is not to be
-    replaced, or can't be written.
+    Anything else (an error, Ctrl-C) removes the sibling. Only an empty folder, or one that holds the file `mark` of its
+    `kind`, is ever replaced. Raises OutputError when `final` exists and is not to be replaced, or can't be written.
     """
     final = final.resolve() if replace else final.absolute()
     if (final.exists() or final.is_symlink()) and not replace:
         raise OutputError(f"{final.name} exists already: remove it, choose another name, or pass --force.")
     if final.exists():
-        _require_replaceable(final)
+        _require_replaceable(final, mark, kind)
     with os_errors(final.name):
         final.parent.mkdir(parents=True, exist_ok=True)
         work = final.with_name(f".{final.name}.partial-{os.getpid()}")
@@ -87,14 +89,20 @@ def new_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _require_replaceable(final: Path) -> None:
+def _require_replaceable(final: Path, mark: str, kind: str) -> None:
     """Raise OutputError unless `final` is a folder of ours or empty, and nobody works in it."""
     if not final.is_dir():
         raise OutputError(f"{final.name} exists and is not a folder: choose another name.")
-    if any(final.iterdir()) and not (final / "manifest.json").is_file():
-        raise OutputError(f"{final.name} exists and is no bundle, so it is not replaced: remove it, or choose another.")
+    if any(final.iterdir()) and not (final / mark).is_file():
+        raise OutputError(f"{final.name} exists and is no {kind}, so it is not replaced: remove it, or choose another.")
     if Path.cwd().resolve().is_relative_to(final):
         raise OutputError(f"{final.name} is the folder you are in, so it is not replaced: choose another name.")
+
+
+def refuse_source(source: Path, final: Path) -> None:
+    """Raise OutputError for an output that would replace the checkpoint it is made from."""
+    if source.resolve().is_relative_to(final.resolve()):
+        raise OutputError(f"{final.name} holds the checkpoint, so it is not replaced: choose another output.")
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:
@@ -130,3 +138,14 @@ def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
             os.link(path, place)
         except OSError:
             shutil.copy2(path, place)
+
+
+def cache_home() -> Path:
+    """Return the folder for what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
+    return Path(base) / "edgewright"
+
+
+def quantized_home() -> Path:
+    """Return where quantized checkpoints that a build made are kept."""
+    return cache_home() / "quantized"
