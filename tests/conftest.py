@@ -28,7 +28,8 @@ from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.models import build_llm
 from edgewright.quant.apply import quantize_stage
-from edgewright.quant.recipe import Recipe, load_recipe
+from edgewright.quant.recipe import Recipe
+from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.engine import Engine
 
 TEXT_GOLDENS = Path(__file__).parent / "goldens" / "text"

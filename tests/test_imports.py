@@ -26,23 +26,30 @@ ALLOWED: dict[str, frozenset[str]] = {
     "bundle": frozenset(),
     "runtime": frozenset({"bundle"}),
     "bench": frozenset({"bundle", "runtime"}),
-    "checkpoint": frozenset(),
+    "formats": frozenset(),
+    "checkpoint": frozenset({"formats"}),
     "graph": frozenset(),
     "ops": frozenset({"graph"}),
     "nn": frozenset({"graph", "ops"}),
-    "models": frozenset({"checkpoint", "graph", "nn", "ops"}),
-    "quant": frozenset({"graph", "ops"}),
-    "dialects": frozenset({"graph", "ops", "quant"}),
-    "targets": frozenset({"bundle", "dialects", "graph"}),
-    "build": frozenset(
-        {"bundle", "checkpoint", "dialects", "graph", "models", "nn", "ops", "quant", "runtime", "targets"}
+    "models": frozenset({"checkpoint", "formats", "graph", "nn", "ops"}),
+    "quant": frozenset({"formats", "graph", "ops"}),
+    "dialects": frozenset({"formats", "graph", "ops", "quant"}),
+    "targets": frozenset({"bundle", "dialects", "formats", "graph", "quant"}),
+    "quantizer": frozenset(
+        {"bundle", "calibration", "checkpoint", "dialects", "formats", "graph", "models", "ops", "quant", "runtime",
+         "verify"}
     ),
+    "build": frozenset(
+        {"bundle", "calibration", "checkpoint", "dialects", "formats", "graph", "models", "nn", "ops", "quant",
+         "quantizer", "runtime", "targets"}
+    ),
+    "calibration": frozenset({"bundle", "checkpoint", "runtime"}),
     "verify": frozenset(
-        {"bundle", "checkpoint", "dialects", "graph", "models", "nn", "ops", "quant", "runtime", "targets"}
+        {"bundle", "checkpoint", "dialects", "formats", "graph", "models", "nn", "ops", "quant", "runtime", "targets"}
     ),
     "cli": frozenset(
-        {"bench", "build", "bundle", "checkpoint", "dialects", "graph", "models", "nn", "ops", "quant", "runtime",
-         "targets", "verify"}
+        {"bench", "build", "bundle", "calibration", "checkpoint", "dialects", "formats", "graph", "models", "nn", "ops",
+         "quant", "quantizer", "runtime", "targets", "verify"}
     ),
 }  # fmt: skip
 #: Imports that are allowed inside a function only: a build ends with a verification, and the verifier knows no build.
@@ -51,8 +58,8 @@ LAZY = {"build": frozenset({"verify"})}
 #: The parts that run on the device, and all that they may import from outside.
 DEVICE = BASE | {"bundle", "runtime", "bench", "__init__"}
 DEVICE_PACKAGES = frozenset({"numpy", "onnxruntime", "tokenizers", "jinja2"})
-#: What the host side may import besides (the extra `host`; `google` is protobuf, which comes with onnx).
-HOST_PACKAGES = DEVICE_PACKAGES | {"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google"}
+#: What the host side may import besides (the extras `host` and `ray`; `google` is protobuf, which comes with onnx).
+HOST_PACKAGES = DEVICE_PACKAGES | {"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google", "PIL", "ray"}
 
 
 def part_of(path: Path) -> str:

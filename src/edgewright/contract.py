@@ -11,7 +11,9 @@ from typing import Any
 
 Dim = int | str
 #: dtypes an input or output may have.
-DTYPES = frozenset({"float32", "float16", "int8", "int32", "int64"})
+DTYPES = frozenset({"float32", "float16", "int8", "int32", "int64", "float8_e4m3fn"})
+#: dtypes a key/value cache may have.
+KV_DTYPES = frozenset({"float32", "int8", "float8_e4m3fn"})
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class StageContract:
     `kv_in_place` says that past and present of a layer must be bound to one buffer; otherwise the
     stage copies and the caller swaps. Rows of the cache at and after a sequence's length are unspecified. States are
     never in place. `rope_switch` is the total length beyond which other rope frequencies hold, for all tokens: a cache
-    must be filled anew when a sequence crosses it. The input `total_lengths` then says the length to come.
+    must be filled anew when a sequence crosses it. The input `total_lengths` then says the length to come. A cache that
+    is not float32 holds codes, whose scales are in the stage; NumPy arrays of FP8 codes are uint8.
     """
 
     inputs: tuple[TensorContract, ...]
@@ -103,6 +106,8 @@ class StageContract:
         """Raise ValueError unless caches and states are inputs and outputs of the shapes they should have."""
         declared = {t.name: (t.dtype, t.shape) for t in (*self.inputs, *self.outputs)}
         wanted: dict[str, tuple[str, tuple[Dim, ...]]] = {}
+        if self.kv_dtype not in KV_DTYPES:
+            raise ValueError(f"the kv_dtype {self.kv_dtype!r}")
         for layer in self.kv:
             value_dim = layer.head_dim if layer.value_dim is None else layer.value_dim
             for names, width in (

@@ -23,6 +23,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Session:
     """Counts what it is fed, and makes the clock go by a second a token."""
 
+    vocabulary = None
+
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.fed: list[list[int]] = []

@@ -33,8 +33,9 @@ from edgewright.errors import (
     UsageError,
     VerificationError,
 )
-from edgewright.quant.formats import IntFormat
-from edgewright.quant.recipe import Rule, load_recipe
+from edgewright.formats import IntFormat
+from edgewright.quant.recipe import Rule
+from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.llm import LLM
 
 
@@ -281,7 +282,7 @@ def test_bad_sources_leave_nothing(name: str, tmp_path: Path) -> None:
 def test_bad_arguments_cost_nothing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"target 'gpu' is unknown; known are cpu"):
         deploy(source, tmp_path / "b", target="gpu")
-    with pytest.raises(UsageError, match=r"dialect 'qnn' is unknown; known are portable, onnxruntime"):
+    with pytest.raises(UsageError, match=r"dialect 'qnn' is unknown; known are portable, onnx-qdq, onnxruntime"):
         export(source, tmp_path / "b", dialect="qnn")
     with pytest.raises(RecipeError, match="int3"):
         deploy(source, tmp_path / "b", recipe="int3")

@@ -132,7 +132,7 @@ def sealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (folder / MANIFEST).write_bytes(canonical_json({**body, "sha256": digest}))
 
 
-@pytest.mark.parametrize("schema", [3, 99, "1", None, 1.5])
+@pytest.mark.parametrize("schema", [4, 99, "1", None, 1.5])
 def test_other_schema_versions_are_refused(schema: Any, tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST_)
     sealed(tmp_path, lambda body: body.update(schema=schema))

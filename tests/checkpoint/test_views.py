@@ -6,10 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from edgewright.checkpoint.encoded import EncodedTensor
 from edgewright.checkpoint.gguf_blocks import BLOCK_FORMATS, BlockTensor
 from edgewright.checkpoint.tensor import MappedTensor
-from edgewright.checkpoint.views import Columns, Flattened, Reshaped, RowsView, reshaped
+from edgewright.checkpoint.views import Columns, EveryNth, Flattened, Reshaped, RowsView, reshaped
 from edgewright.errors import TensorMismatchError
+from edgewright.formats import IntFormat, LinearInput, ScaledFormat
 
 
 def stored(values: np.ndarray, dtype: str = "float32") -> MappedTensor:
@@ -99,3 +101,50 @@ def test_dtypes_stay_what_they_were() -> None:
     assert (view.dtype, view.nbytes) == ("bfloat16", 24)
     np.testing.assert_array_equal(view.raw(0, 4).reshape(-1).view(ml_dtypes.bfloat16).reshape(4, 3), half.T)
     assert Columns(stored(np.arange(6, dtype=np.int64).reshape(2, 3), "int64")).dtype == "int64"
+
+
+def test_every_nth_row_of_plain_numbers_and_of_codes() -> None:
+    values = numbers(11, 40)
+    for first in range(3):
+        check(EveryNth("v", stored(values), first, 3), values[first::3])
+    fmt = IntFormat(4, 32, True)
+    parts = fmt.encode(values, {})
+    tensor = EncodedTensor("t", (11, 40), fmt, lambda a, b: {k: v[a:b] for k, v in parts.items()}, nbytes=1)
+    for first in range(2):
+        view = EveryNth("v", tensor, first, 2)
+        assert view.encoding == fmt
+        check(view, tensor.read()[first::2])
+        for kind, part in view.encoded(1, 4).items():
+            np.testing.assert_array_equal(part, parts[kind][first::2][1:4])
+        assert len(view.encoded(0, 0)["codes"]) == 0
+
+
+def test_every_nth_row_of_shared_scales_is_decoded() -> None:
+    values, fmt = numbers(9, 5), ScaledFormat("e4m3", "block")
+    parts = fmt.encode(values, {})
+    tensor = EncodedTensor("t", (9, 5), fmt, lambda a, b: {**parts, "codes": parts["codes"][a:b]}, nbytes=1)
+    view = EveryNth("v", tensor, 1, 2)
+    assert view.encoding is None
+    assert view.decoded == fmt
+    check(view, tensor.read()[1::2])
+
+
+def test_matrices_for_inputs_in_different_orders_are_put_in_place_to_be_joined() -> None:
+    fmt, rng = IntFormat(8, 32, False), np.random.default_rng(5)
+    wanted, pieces = [], []
+    for seed in range(3):
+        order = rng.permutation(40) if seed else None
+        parts = fmt.encode(numbers(6, 40 + seed)[:, :40], {})
+        given = None if order is None else LinearInput(permutation=order)
+        tensor = EncodedTensor(
+            "t", (6, 40), fmt, lambda a, b, p=parts: {k: v[a:b] for k, v in p.items()}, nbytes=1, linear_input=given
+        )
+        whole = tensor.read()
+        if order is not None:
+            whole[:, order] = tensor.read()
+        wanted.append(whole[1:])
+        pieces.append((tensor, (1, 6)))
+    view = RowsView("v", pieces)
+    assert view.encoding is view.input is None
+    assert view.decoded == fmt
+    check(view, np.concatenate(wanted))

@@ -121,7 +121,7 @@ def test_a_recipe_file_that_is_right(cli: Cli, llama: Path, tmp_path: Path) -> N
 def test_an_unknown_recipe_name(cli: Cli, llama: Path, tmp_path: Path) -> None:
     result = cli("deploy", llama, "-o", tmp_path / "out", "--recipe", "int44")
     assert result.code == 3
-    the_sentence(result.err, "no recipe 'int44'", "did you mean int4?", "float16, float32, int4, int8")
+    the_sentence(result.err, "no recipe 'int44'", "did you mean int4?", "float16, float32, fp8, int4")
 
 
 def flip(path: Path) -> None:

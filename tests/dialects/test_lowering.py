@@ -20,7 +20,7 @@ from edgewright.graph.rewrite import merge_linears
 from edgewright.graph.writer import write_stage
 from edgewright.models import build_llm
 from edgewright.quant.apply import quantize_stage
-from edgewright.quant.recipe import load_recipe, parse_recipe
+from edgewright.quant.recipe_file import load_recipe, parse_recipe
 
 MICROSOFT = "com.microsoft"
 

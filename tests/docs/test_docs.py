@@ -16,16 +16,21 @@ import pytest
 import report
 
 from edgewright import nn
+from edgewright.calibration.images import MAX_PIXELS
 from edgewright.checkpoint import gguf, gguf_blocks, gguf_tokenizer, safetensors
+from edgewright.checkpoint.layouts import READERS
 from edgewright.cli._main import _EXIT_CODES, VERBS
+from edgewright.formats import ACTIVATIONS
 from edgewright.models import FAMILIES, _rules
 from edgewright.nn import rope
 from edgewright.ops import OPS
-from edgewright.quant.recipe import builtin_names
+from edgewright.quant.recipe import KINDS, Algorithm, Data
+from edgewright.quant.recipe_file import _ALGORITHMS, _STAGE, _TOP, FORMATS, GROUPS, builtin_names, load_recipe
 from edgewright.runtime.sampling import SamplingParams
 from edgewright.runtime.session import FIRST_CAPACITY, PREFILL_CHUNK
 from edgewright.runtime.template import MAX_SOURCE_CHARS
-from edgewright.verify.thresholds import ENGINE, QUALITY
+from edgewright.targets.support import PLATFORMS
+from edgewright.verify.thresholds import CACHE_ENGINE, CACHE_QUALITY, ENGINE, INPUT_QUALITY, QUALITY
 
 from .markdown import Block, anchors, blocks, commands, links, tables
 
@@ -192,10 +197,63 @@ def test_exit_codes_are_those_of_the_help() -> None:
     assert [row[0] for row in rows_of("cli", "code")] == codes
 
 
-def test_every_recipe_is_mentioned() -> None:
-    assert sorted(row[0].strip("`") for row in rows_of("recipes", "name")) == builtin_names()
+def table_of(name: str, *head: str) -> list[list[str]]:
+    """Return the rows of the one table of a page that has this head."""
+    (found,) = [table for table in tables(ROOT / "docs" / f"{name}.md") if table[0] == list(head)]
+    return found[1:]
+
+
+def test_every_recipe_is_shown_as_it_is() -> None:
+    rows = table_of("recipes", "name", "body", "algorithm", "lm_head", "embedding", "activations", "cache")
+    assert [row[0].strip("`") for row in rows] == builtin_names()
+    for name, *cells_of_row in rows:
+        recipe = load_recipe(name.strip("`"))
+        modules = [("up_proj", "body"), ("down_proj", "body"), ("head", "lm_head"), ("table", "embedding")]
+        modules = [(f"model.{module}", kind) for module, kind in modules]
+        body, _, head, table = recipe.choices(modules).values()
+        labels = [body.weight.label, body.algorithm.name, head.weight.label, table.weight.label]
+        inputs = "none" if body.inputs.format is None else body.inputs.format.label
+        assert cells_of_row == [*labels, inputs, "none" if recipe.kv is None else recipe.kv.label], name
     for name in builtin_names():
         assert f"`{name}`" in text_of("cli")
+
+
+def test_the_recipe_language_is_that_of_the_code() -> None:
+    formats = table_of("recipes", "format", "`group`", "what is stored", "bits per weight")
+    assert names_in(formats) == list(FORMATS)
+    for row in formats:
+        if "int" in row[0]:
+            assert re.findall(r"\d+", row[1]) == [str(group) for group in GROUPS]
+    algorithms = table_of("recipes", "name", "options", "what it does")
+    assert {row[0].strip("`"): tuple(re.findall("`([^`]+)`", row[1])) for row in algorithms} == _ALGORITHMS
+    defaults = vars(Algorithm())
+    for row in algorithms:
+        for option, default in re.findall(r"`(\w+)` \(([^)]+)\)", row[1]):
+            assert str(defaults[option]).lower() == default, option
+    assert names_in(table_of("recipes", "`format`", "`mode`", "`scope`")) == list(ACTIVATIONS)
+    assert names_in(table_of("recipes", "key", "value")) == list(vars(load_recipe("int4").transforms))
+    keys = table_of("recipes", "key", "where", "value")
+    assert set(_TOP) == {name for row in keys if "top" in row[1] for name in names_in([row])}
+    assert set(_STAGE) == {name for row in keys if "stage" in row[1] for name in names_in([row])} - {"stages"}
+    (classes,) = [row[2] for row in keys if row[0] == "`class`"]
+    assert set(re.findall("`([^`]+)`", classes)) == set(KINDS)
+    (data,) = [row[2] for row in keys if row[0] == "`calibration`"]
+    for name in ("sequences", "length", "seed"):
+        assert f"`{name}` ({getattr(Data(), name)})" in data
+
+
+def test_platforms_are_those_of_the_code() -> None:
+    rows = table_of("recipes", "platform", "hardware", "weights", "activations", "cache")
+    found = {row[0].strip("`"): (row[1], *(frozenset(cell.split(", ")) for cell in row[2:])) for row in rows}
+    assert found == {name: (p.title, p.weights, p.activations, p.caches) for name, p in PLATFORMS.items()}
+
+
+def test_algorithms_are_told_what_they_cost() -> None:
+    assert names_in(table_of("quantization", "algorithm", "looks at", "wins", "costs")) == list(_ALGORITHMS)
+
+
+def test_layouts_of_other_tools_are_those_of_the_code() -> None:
+    assert set(READERS) <= set(names_in(rows_of("checkpoints", "`quant_method`")))
 
 
 def test_every_family_is_mentioned() -> None:
@@ -251,6 +309,11 @@ def test_thresholds_are_those_of_the_code() -> None:
     expected = [[level, by, spelled(t.kl), spelled(t.max_error), spelled(t.cosine)] for level, by, t in bounds]
     found = [t for t in tables(ROOT / "docs" / "verification.md") if t[0][:2] == ["level", "by"]]
     assert found[0][1:] == expected
+    more = [("`engine`", f"cache {name}", t) for name, t in CACHE_ENGINE.items()]
+    more += [("`quality`", f"cache {name}", t) for name, t in CACHE_QUALITY.items()]
+    more += [("`quality`", f"{bits}-bit inputs", t) for bits, t in INPUT_QUALITY.items()]
+    allowances = [[level, by, spelled(t.kl), spelled(t.max_error)] for level, by, t in more]
+    assert table_of("verification", "adds to", "for", "KL (nats)", "max error") == allowances
 
 
 def test_gguf_types_are_those_of_the_code() -> None:
@@ -276,6 +339,7 @@ def test_limits_are_those_of_the_code() -> None:
         (gguf.MAX_PAIRS, "checkpoints"),
         (gguf.MAX_TENSORS, "checkpoints"),
         (gguf.MAX_NAME_BYTES, "checkpoints"),
+        (MAX_PIXELS, "calibration"),
         (MAX_SOURCE_CHARS, "runtime"),
         (FIRST_CAPACITY, "runtime"),
         (PREFILL_CHUNK, "runtime"),

@@ -35,7 +35,9 @@ def external(folder: Path) -> dict[str, np.ndarray]:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             raw = data[int(entries["offset"]) :][: int(entries["length"])]
-            found[tensor.name] = np.frombuffer(raw, dtype).reshape(tuple(tensor.dims))
+            packed = tensor.data_type == onnx.TensorProto.UINT4  # two to a byte
+            array = np.frombuffer(raw, np.uint8 if packed else dtype)
+            found[tensor.name] = array if packed else array.reshape(tuple(tensor.dims))
     return found
 
 
@@ -56,7 +58,7 @@ def test_the_file_holds_what_the_producers_give(case: str, recipe: str, dialect:
         for spec, values in zip(producer.specs, made(producer), strict=True):
             names.add(spec.name)
             if spec.name in found:
-                assert found[spec.name].shape == spec.shape
+                assert found[spec.name].shape == spec.shape, spec
                 assert found[spec.name].tobytes() == values.tobytes()
     # Every producer's tensor is in the graph, itself or as an alias of another shape.
     assert names == {stage.aliases.get(name, name) for name in found}
@@ -78,7 +80,10 @@ def test_aliases_have_the_bytes_of_their_tensor(tmp_path: Path) -> None:
     values = np.random.default_rng(1).standard_normal((6, 5, 4)).astype(np.float32)
     table = g.weight(StoredWeight(ArrayTensor("t", values), "table"))
     flat = stage.alias(table, lambda shape: (shape[0], shape[1] * shape[2]))
-    assert stage.alias(table, lambda shape: shape) is flat
+    assert stage.alias(table, lambda shape: (6, shape[1] * 4)) is flat
+    other = stage.alias(table, lambda shape: (*shape, 4), ir.DataType.UINT8)
+    assert (other.name, other.dtype) == ("table.flat.2", ir.DataType.UINT8)
+    stage.graph.outputs.append(g.op("Identity", other))
     stage.graph.outputs.append(g.op("Identity", flat))
     stage.graph.outputs.append(g.op("Identity", table))
     write_stage(stage, tmp_path)
@@ -86,6 +91,7 @@ def test_aliases_have_the_bytes_of_their_tensor(tmp_path: Path) -> None:
     assert flat.name is not None
     np.testing.assert_array_equal(found["table"], values)
     np.testing.assert_array_equal(found[flat.name], values.reshape(6, 20))
+    np.testing.assert_array_equal(found["table.flat.2"], values.view(np.uint8).reshape(6, 5, 4, 4))
     assert (tmp_path / "weights.bin").stat().st_size == values.nbytes
 
 
@@ -186,7 +192,7 @@ from edgewright.contract import StageContract
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.weights import StoredWeight
 from edgewright.graph.writer import write_stage
-from edgewright.quant.formats import IntFormat
+from edgewright.formats import IntFormat
 from edgewright.quant.producers import RoundingProducer
 
 class Lazy:

@@ -56,16 +56,6 @@ def test_layers_that_predict_further_tokens_are_left_out(case: str, make_engine:
         build_llm(with_tensors(checkpoint, **extra))
 
 
-def test_mxfp4_experts_are_refused_by_name() -> None:
-    checkpoint = golden("gpt_oss").checkpoint
-    with pytest.raises(ConfigError, match="MXFP4"):
-        build_llm(changed(checkpoint, quantization_config={"quant_method": "mxfp4"}))
-    name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
-    codes = ArrayTensor(name, np.zeros((5, 28, 2, 16), np.uint8), "uint8")
-    with pytest.raises(ConfigError, match=rf"MXFP4 \({name}\)"):
-        build_llm(with_tensors(checkpoint, **{name: codes}))
-
-
 def test_gpt_oss_without_rope_keys_has_the_published_rope() -> None:
     checkpoint = golden("gpt_oss").checkpoint
     absent = changed(checkpoint, rope_parameters=...)

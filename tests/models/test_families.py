@@ -11,9 +11,10 @@ import pytest
 
 from conftest import CASES, TEXT_GOLDENS, ArrayTensor, MakeEngine, arrays, changed, golden, read_config, relative_error
 from edgewright.checkpoint import Checkpoint
+from edgewright.formats import IntFormat, dequantize, pack, quantize
 from edgewright.models import build_llm
-from edgewright.quant.formats import IntFormat, dequantize, pack, quantize
-from edgewright.quant.recipe import Recipe, load_recipe
+from edgewright.quant.recipe import Recipe
+from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.session import Session
 from edgewright.verify.metrics import distance
 

@@ -35,7 +35,7 @@ from edgewright.nn.moe import (
     top_k_softmax,
 )
 from edgewright.quant.apply import quantize_stage
-from edgewright.quant.recipe import load_recipe
+from edgewright.quant.recipe_file import load_recipe
 from expert_cases import Run, close, experts_np, sigmoid
 
 LOGITS = [

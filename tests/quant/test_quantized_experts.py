@@ -12,11 +12,12 @@ from conftest import ArrayTensor
 from edgewright.dialects import LOWERINGS, onnxruntime
 from edgewright.dialects._ort_experts import InterleavedProducer, lower_experts
 from edgewright.errors import RecipeError
+from edgewright.formats import FloatFormat, IntFormat, dequantize, pack, quantize
 from edgewright.graph import Stage
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.quant.apply import Applied, quantize_stage
-from edgewright.quant.formats import FloatFormat, IntFormat, dequantize, pack, quantize
-from edgewright.quant.recipe import Recipe, Rule, parse_recipe
+from edgewright.quant.recipe import Recipe, Rule
+from edgewright.quant.recipe_file import parse_recipe
 from edgewright.verify.reference import use_shipped_weights
 from edgewright.verify.shipped import ShippedTensors, leaves
 from edgewright.verify.weights import check_weights
@@ -80,9 +81,9 @@ def test_each_projection_is_a_module_and_takes_rules() -> None:
     w = make_weights(1, n=EXPERTS, hidden=HIDDEN, inner=INNER, bias=True)
     stage, applied = quantized(w, mix)
     assert [(a.module, a.kind, a.format.label) for a in applied] == [
-        (f"{MODULE}.gate_proj", "body", "int4 group 32"),
-        (f"{MODULE}.up_proj", "body", "float16"),
-        (f"{MODULE}.down_proj", "body", "int8 group 32"),
+        (f"{MODULE}.gate_proj", "experts", "int4 group 32"),
+        (f"{MODULE}.up_proj", "experts", "float16"),
+        (f"{MODULE}.down_proj", "experts", "int8 group 32"),
     ]
     assert not any(a.exact for a in applied)
     assert all(a.stored == "float32" for a in applied)
@@ -218,7 +219,8 @@ def test_shipped_weights_are_found_and_checked(dialect: str, chosen: Recipe, tmp
     low = LOWERINGS[dialect](again)
     report = check_weights(low, ShippedTensors(tmp_path / "a" / MODEL_FILE), lambda _: None)
     assert report.passed, report.faults
-    assert report.tensors == 6  # three weights, three biases
+    tables = sum(name.startswith("zero_points_") for name in low.producers)
+    assert report.tensors == 6 + tables  # three weights, three biases
     # A damaged row of up_proj is found by its name.
     data = np.memmap(tmp_path / "a" / "weights.bin", dtype=np.uint8, mode="r+")
     tensors = ShippedTensors(tmp_path / "a" / MODEL_FILE)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgewright.errors import RecipeError
-from edgewright.quant.formats import FloatFormat, IntFormat, StoredFormat
-from edgewright.quant.recipe import builtin_names, load_recipe, parse_recipe
+from edgewright.formats import FloatFormat, IntFormat, StoredFormat
+from edgewright.quant.recipe_file import builtin_names, load_recipe, parse_recipe
 
 GOOD = """\
 recipe: my-mix
@@ -47,14 +47,14 @@ def test_sections_and_rules() -> None:
 def test_the_last_rule_that_matches_wins() -> None:
     swapped = parse_recipe(
         "body: {format: int4}\nlm_head: {format: int4}\nembedding: {format: int4}\n"
-        "rules:\n- {pattern: model.layers.1.mlp.down_proj, format: float32}\n- {pattern: '*.mlp.*', format: int8}\n"
+        "rules:\n- {pattern: 'model.layers.*', format: float32}\n- {pattern: '*.mlp.*', format: int8}\n"
         "- {pattern: lm_head, format: float16}\n",
         "swapped.yaml",
     )
     resolved = swapped.resolve(MODULES)
     assert resolved["model.layers.1.mlp.down_proj"] == IntFormat(8, 32, False)
     assert resolved["lm_head"] == FloatFormat("float16")
-    assert resolved["model.layers.0.self_attn.q_proj"] == IntFormat(4, 32, False)
+    assert resolved["model.layers.0.self_attn.q_proj"] == FloatFormat("float32")
     assert swapped.name == "swapped"  # the file's name where the recipe gives none
 
 
@@ -88,15 +88,18 @@ SECTIONS = "lm_head: {format: int8}\nembedding: {format: int8}\n"
         ),
         ("body: {format: 4}\n" + SECTIONS, "r.yaml:1: the format 4 is unknown"),
         ("body: {format: [int4]}\n" + SECTIONS, "r.yaml:1: the format ['int4'] is unknown"),
-        ("body: {group: 32}\n" + SECTIONS, "r.yaml:1: the format None is unknown"),
-        ("body: {}\n" + SECTIONS, "r.yaml:1: the format None is unknown"),
+        ("body: {group: 32}\n" + SECTIONS, "r.yaml:1: group need a format"),
+        ("body: {}\n" + SECTIONS, "r.yaml:1: the section 'body' needs a format"),
         ("body: int4\n" + SECTIONS, "r.yaml:1: expected a mapping with the keys format, group"),
         ("body:\n" + SECTIONS, "r.yaml:1: expected a mapping"),
         ("\nbody: {format: int4, group: 48}\n" + SECTIONS, "r.yaml:2: the group 48 is not one of 32, 64, 128"),
         ("body: {format: int4, group: '32'}\n" + SECTIONS, "r.yaml:1: the group '32' is not one of"),
         ("body: {format: int4, group: true}\n" + SECTIONS, "r.yaml:1: the group True is not one of"),
         ("body: {format: int4, zero_point: 1}\n" + SECTIONS, "r.yaml:1: zero_point must be true or false, not 1"),
-        ("body: {format: int4, activations: fp16}\n" + SECTIONS, "r.yaml:1: activations must be int8 or float32, not"),
+        (
+            "body: {format: int4, activations: fp16}\n" + SECTIONS,
+            "r.yaml:1: expected a mapping with the keys format, mode",
+        ),
         ("body: {format: int4, activation: int8}\n" + SECTIONS, "unknown key 'activation'; did you mean activations?"),
         ("body: {format: stored, group: 32}\n" + SECTIONS, "r.yaml:1: group have no meaning for stored"),
         (
@@ -110,12 +113,12 @@ SECTIONS = "lm_head: {format: int8}\nembedding: {format: int8}\n"
         ),
         (SECTIONS + "body:\n  format: int4\n  gruop: 64\n", "r.yaml:5: unknown key 'gruop'; did you mean group?"),
         ("boddy: {format: int4}\n" + SECTIONS, "r.yaml:1: unknown key 'boddy'; did you mean body?"),
-        ("xyz: 1\n" + SECTIONS, "r.yaml:1: unknown key 'xyz'; known are recipe, body, lm_head, embedding, rules"),
+        ("xyz: 1\n" + SECTIONS, "r.yaml:1: unknown key 'xyz'; known are recipe, extends, body, lm_head, embedding"),
         ("body: {format: int4}\nbody: {format: int8}\n" + SECTIONS, "r.yaml:2: the key 'body' stands twice"),
         ("body: {format: int4, format: int8}\n" + SECTIONS, "r.yaml:1: the key 'format' stands twice"),
         (SECTIONS, "r.yaml: the section 'body' is missing; a recipe has body, lm_head, embedding"),
         ("body: {format: int4}\nembedding: {format: int8}\n", "r.yaml: the section 'lm_head' is missing"),
-        ("- body\n- lm_head\n", "r.yaml:1: expected a mapping with the keys recipe, body"),
+        ("- body\n- lm_head\n", "r.yaml:1: expected a mapping with the keys recipe, extends, body"),
         ("just text\n", "r.yaml:1: expected a mapping"),
         ("", "r.yaml: expected a mapping"),
         ("# only a comment\n", "r.yaml: expected a mapping"),
@@ -136,7 +139,7 @@ SECTIONS = "lm_head: {format: int8}\nembedding: {format: int8}\n"
             "body: {format: int4}\n" + SECTIONS + "rules:\n- {pattern: 3, format: int8}\n",
             "r.yaml:5: a rule needs a patt",
         ),
-        (BODY + SECTIONS + "rules:\n\n- {pattern: a}\n", "r.yaml:6: the format None is unknown"),
+        (BODY + SECTIONS + "rules:\n\n- {pattern: a}\n", "r.yaml:6: the rule 'a' says nothing"),
         ("recipe: [a]\nbody: {format: int4}\n" + SECTIONS, "r.yaml:1: the recipe's name must be text"),
     ],
 )

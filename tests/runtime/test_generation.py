@@ -105,6 +105,8 @@ def test_seeds(llm: LLM) -> None:
 class Scripted:
     """A session whose logits pick the tokens of a script, one a call; like Session where Generation looks."""
 
+    vocabulary = None
+
     def __init__(self, script: list[int], max_context: int = 100) -> None:
         self.script, self.max_context, self.length, self.fed = script, max_context, 0, []
 

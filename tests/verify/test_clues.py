@@ -15,8 +15,9 @@ from edgewright.models import build_llm
 from edgewright.verify import clues
 from edgewright.verify.cause import CLASSES
 from edgewright.verify.graphs import Graph
-from edgewright.verify.locate import FLOAT_BOUND, INT8_BOUND, block_energy, layer_of, row_errors
+from edgewright.verify.locate import FLOAT_BOUND, INT8_BOUND, layer_of
 from edgewright.verify.names import Tap, match, part_names
+from edgewright.verify.rows import block_energy, row_errors
 from edgewright.verify.semantic import Semantic
 
 RNG = np.random.default_rng(4)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from edgewright.formats import FloatFormat, Format, IntFormat
 from edgewright.quant.apply import Applied
-from edgewright.quant.formats import FloatFormat, Format, IntFormat
 from edgewright.verify.metrics import Distance, compare, distance, pool
 from edgewright.verify.scenarios import scenarios
 from edgewright.verify.thresholds import ENGINE, GOLDEN, QUALITY, Threshold, coarser, coarsest, rounds_inputs

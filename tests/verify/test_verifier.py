@@ -18,7 +18,7 @@ from edgewright.build.pipeline import _seal, deploy, export
 from edgewright.bundle import check_files, read_manifest
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.errors import BundleError, BundleTamperedError
-from edgewright.quant.formats import IntFormat
+from edgewright.formats import IntFormat
 from edgewright.quant.recipe import Recipe
 from edgewright.verify import Report, verify_bundle
 from edgewright.verify.report import LogitsReport

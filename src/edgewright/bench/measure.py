@@ -19,6 +19,7 @@ from edgewright.bench.memory import AnonymousPeak, status_bytes
 from edgewright.errors import UsageError
 from edgewright.progress import SILENT, Progress
 from edgewright.runtime.llm import LLM
+from edgewright.runtime.session import Session
 
 #: Length of the prompt whose first token is timed.
 TTFT_PROMPT_TOKENS = 32
@@ -137,20 +138,26 @@ def prefill_s(llm: LLM, ids: Sequence[int]) -> float:
     """Return the seconds from an empty session to the greedy first token after `ids`."""
     session = llm.session()
     start = time.perf_counter()
-    int(session.append(ids, logits="last")[0].argmax())
+    _greedy(session, ids)
     return time.perf_counter() - start
 
 
 def decode_s(llm: LLM, ids: Sequence[int], count: int) -> list[float]:
     """Return the seconds of each of `count` greedy tokens after `ids`; the prefill and its token are not timed."""
     session = llm.session()
-    token = int(session.append(ids, logits="last")[0].argmax())
+    token = _greedy(session, ids)
     times = []
     for _ in range(count):
         start = time.perf_counter()
-        token = int(session.append([token], logits="last")[0].argmax())
+        token = _greedy(session, [token])
         times.append(time.perf_counter() - start)
     return times
+
+
+def _greedy(session: Session, ids: Sequence[int]) -> int:
+    """Feed ids; returns the likeliest next token."""
+    column = int(session.append(ids, logits="last")[0].argmax())
+    return column if session.vocabulary is None else int(session.vocabulary.ids[column])
 
 
 def _load(bundle: str | Path, threads: int | None) -> tuple[LLM, float]:
@@ -161,8 +168,10 @@ def _load(bundle: str | Path, threads: int | None) -> tuple[LLM, float]:
 
 def _random_ids(llm: LLM, plan: Plan) -> list[int]:
     count = max([plan.prompt_tokens, TTFT_PROMPT_TOKENS, *plan.after])
-    vocab = int(llm.manifest.model["vocab_size"])
-    return [int(token) for token in np.random.default_rng(plan.seed).integers(0, vocab, count)]
+    kept = llm.vocabulary
+    vocab = int(llm.manifest.model["vocab_size"]) if kept is None else len(kept)
+    columns = np.random.default_rng(plan.seed).integers(0, vocab, count)
+    return [int(token) for token in (columns if kept is None else kept.ids[columns])]
 
 
 def _repeat(once: Callable[[], float], repeats: int) -> Figure:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,34 @@ from edgewright._version import __version__
 from edgewright.bundle import MANIFEST, Manifest, read_manifest, this_machine
 from edgewright.checkpoint import Checkpoint
 from edgewright.checkpoint.folder import ASSETS
-from edgewright.errors import BundleError, OutputError
-from edgewright.files import canonical_json, inside, sha256_of
+from edgewright.errors import BundleError, CalibrationDataError, OutputError, UsageError
+from edgewright.files import cache_home, canonical_json, inside, sha256_of
 from edgewright.quant.recipe import Recipe
+from edgewright.quant.recipe_file import load_recipe
+
+#: The stages a build knows; a recipe may speak of others only in error.
+STAGES = ("llm",)
+
+
+def stage_recipe(recipe: Recipe) -> Recipe:
+    """Return what a recipe says of the one stage there is, without its section `stages`; raises RecipeError."""
+    return replace(recipe.for_stage("llm", STAGES), stages={})
+
+
+def checked_recipe(recipe: str | Recipe, *, allow_nonfinite: bool, requantize: bool) -> Recipe:
+    """Return what a recipe says of the one stage; raises UsageError on options that it makes meaningless."""
+    parsed = stage_recipe(load_recipe(recipe) if isinstance(recipe, str) else recipe)
+    if parsed.needs_quantizer and allow_nonfinite:
+        raise UsageError(
+            f"The recipe {parsed.name} calibrates or searches, which weights that are not finite make impossible: "
+            "leave out --allow-nonfinite, or take a recipe that only rounds, such as float32."
+        )
+    if parsed.needs_quantizer and requantize:
+        raise UsageError(
+            f"The recipe {parsed.name} calibrates or searches, which takes the original checkpoint, so that "
+            "--requantize has no meaning: leave it out, or take a recipe that only rounds, such as int8."
+        )
+    return parsed
 
 
 def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -29,22 +54,50 @@ def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.kind == "huggingface":
         paths += [folder / name for name in ASSETS if (folder / name).is_file()]
     files = {}
-    with _DigestMemory() as memory:
+    with DigestMemory() as memory:
         for path in dict.fromkeys(paths):
             files[path.name] = {"bytes": path.stat().st_size, "sha256": memory.digest(path)}
     return {"name": checkpoint.path.name, "kind": checkpoint.kind, "files": files}
 
 
 def build_key(source: Mapping[str, Any], recipe: Recipe, **options: Any) -> str:
-    """Return the digest of a build: source, recipe, options, this program's and the engine's versions, this machine."""
+    """Return the digest of a build: source, recipe with its data, options, this program's and the engine's versions,
+    this machine.
+
+    The recipe is that of the stage, see `stage_recipe`.
+    """
     parts = {
         "source": source["files"],
-        "recipe": {**asdict(recipe), "rules": [[rule.pattern, asdict(rule.format)] for rule in recipe.rules]},
+        "recipe": recipe.to_json(),
+        "data": data_digests(recipe),
         "options": options,
         "edgewright": __version__,
         "machine": this_machine().to_json(),
     }
     return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def data_digests(recipe: Recipe) -> list[list[str]]:
+    """Return names and SHA-256 of the files a recipe calibrates on; none for the text that ships, or without data.
+
+    Raises CalibrationDataError when one can't be read.
+    """
+    if not recipe.needs_data or recipe.data.source == "english":
+        return []
+    path = Path(recipe.data.source)
+    if not path.is_dir():
+        files = [path]
+    else:
+        found = ((file.relative_to(path), file) for file in path.rglob("*"))
+        files = sorted(file for name, file in found if not any(part.startswith(".") for part in name.parts))
+    try:
+        with DigestMemory() as memory:
+            return [[str(file), memory.digest(file)] for file in files if file.is_file()]
+    except OSError as error:
+        raise CalibrationDataError(
+            f"{error.filename or path} can't be read as calibration data ({error.strerror or error}): give files you "
+            "may read."
+        ) from None
 
 
 def up_to_date(output: Path, key: str, *, verified: bool = False) -> Manifest | None:
@@ -66,16 +119,15 @@ def up_to_date(output: Path, key: str, *, verified: bool = False) -> Manifest | 
     return manifest if same else None
 
 
-class _DigestMemory:
+class DigestMemory:
     """Digests of files by device, inode, size and modification time, kept in the user's cache folder."""
 
     def __init__(self) -> None:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
-        self._path = Path(base) / "edgewright" / "digests.json"
+        self._path = cache_home() / "digests.json"
         self._known: dict[str, str] = {}
         self._changed = False
 
-    def __enter__(self) -> _DigestMemory:
+    def __enter__(self) -> DigestMemory:
         try:
             data = json.loads(self._path.read_text(encoding="ascii"))
             self._known = {str(k): str(v) for k, v in data.items()}

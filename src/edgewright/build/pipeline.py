@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgewright._version import __version__
 from edgewright.build.card import model_card
-from edgewright.build.key import build_key, source_record, up_to_date
+from edgewright.build.kept import unchanged
+from edgewright.build.key import build_key, checked_recipe, source_record
+from edgewright.build.outside import check_place, table_size, write_table
+from edgewright.build.quantized import quantized_first
+from edgewright.build.record import NOT_CHECKED, manifest_of, versions
+from edgewright.build.reduced import Reduction
+from edgewright.build.reduction import VocabularyRequest
 from edgewright.build.vocabulary import vocabulary_notes
 from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
 from edgewright.checkpoint import Checkpoint, open_checkpoint
+from edgewright.checkpoint.layouts import Quantization
 from edgewright.dialects import LOWERINGS
-from edgewright.errors import BundleError, OutputError, UsageError, VerificationError
-from edgewright.files import canonical_json, copy_files, inside, new_folder, require_space
+from edgewright.errors import BundleError, UsageError, VerificationError
+from edgewright.files import canonical_json, copy_files, inside, new_folder, refuse_source, require_space
+from edgewright.formats import FloatFormat, Format, IntFormat
 from edgewright.graph import Stage
-from edgewright.graph.writer import MODEL_FILE, layout_size, parameter_count, plan_layout, write_stage
-from edgewright.models import build_llm
+from edgewright.graph.outside import take_table_outside
+from edgewright.graph.writer import MODEL_FILE, layout_size, plan_layout, write_stage
+from edgewright.models import build_llm, module_name
 from edgewright.progress import SILENT, Progress
 from edgewright.quant.apply import Applied, quantize_stage
-from edgewright.quant.formats import FloatFormat, IntFormat
-from edgewright.quant.recipe import Recipe, load_recipe
+from edgewright.quant.kv import KVFormat, KVScales, cache_record, quantize_cache
+from edgewright.quant.recipe import Recipe
 from edgewright.runtime.llm import llm_stage
 from edgewright.targets import TARGETS
 from edgewright.targets.cpu import settings_for
@@ -33,7 +39,6 @@ from edgewright.targets.cpu import settings_for
 STAGE_FOLDER = "stages/llm"
 VERIFY_REPORT = "reports/verify.json"
 CARD = "README.md"
-NOT_CHECKED: dict[str, Any] = {"status": "not checked"}
 
 
 @dataclass(frozen=True)
@@ -52,40 +57,70 @@ def deploy(
     recipe: str | Recipe = "int4",
     target: str = "cpu",
     max_context: int | None = None,
+    vocabulary: VocabularyRequest | None = None,
+    embeddings: str = "inside",
     verify: bool = True,
     allow_nonfinite: bool = False,
+    requantize: bool = False,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
-    """Make a verified bundle from a checkpoint.
+    """Make a verified bundle from a checkpoint, with a reduced `vocabulary` where one is asked for.
+
+    With `embeddings` "outside" the embedding table is a file of its own and the graph takes its rows.
 
     Weights that are not finite are refused by name, or with `allow_nonfinite`, which rules out `verify`, taken as they
-    are. Nothing is left behind unless everything succeeds, verification included. An existing bundle of the same inputs
+    are. A checkpoint that is quantized already is taken over as it is unless `requantize` allows a second rounding. A
+    recipe that calibrates or searches makes a quantized checkpoint first, in the user's cache, and takes that over.
+    Nothing is left behind unless everything succeeds, verification included. An existing bundle of the same inputs
     is returned as it is; anything else in its place is an error unless `force`. Raises the package's errors.
     """
     if target not in TARGETS:
         raise UsageError(f"The target {target!r} is unknown; known are {', '.join(TARGETS)}.")
+    check_place(embeddings)
     if allow_nonfinite and verify:
         raise UsageError("Results of weights that are not finite can't be compared: use --no-verify as well.")
-    parsed, checkpoint, record = _inputs(recipe, source, progress)
+    parsed = checked_recipe(recipe, allow_nonfinite=allow_nonfinite, requantize=requantize)
+    checkpoint = open_checkpoint(source)
+    with progress.step("hash source"):
+        record = source_record(checkpoint)
     key = build_key(
-        record, parsed, target=target, max_context=max_context, verify=verify, allow_nonfinite=allow_nonfinite
+        record,
+        parsed,
+        target=target,
+        max_context=max_context,
+        vocabulary=vocabulary and vocabulary.key(),
+        embeddings=embeddings,
+        requantize=requantize,
+        verify=verify,
+        allow_nonfinite=allow_nonfinite,
     )
     final = Path(output)
-    if (done := up_to_date(final, key, verified=verify)) is not None:
+    if (done := unchanged(final, key, verified=verify, force=force)) is not None:
         return Built(final, done, reused=True)
-    _check_place(checkpoint, final)
+    refuse_source(checkpoint.path, final)
+    original = checkpoint
+    checkpoint, record, parsed = quantized_first(checkpoint, record, parsed, progress)
     with new_folder(final, replace=force) as work:
         entry, stage, applied = _write(
-            checkpoint, work, parsed, "onnxruntime", max_context, progress, allow_nonfinite=allow_nonfinite
+            checkpoint,
+            work,
+            parsed,
+            "onnxruntime",
+            max_context,
+            vocabulary,
+            progress,
+            embeddings=embeddings,
+            allow_nonfinite=allow_nonfinite,
+            requantize=requantize,
         )
         with progress.step(f"compile for {target}"):
-            half = _half_weights(applied)
+            half = _half_weights(applied, stage)
             entry = TARGETS[target](work / STAGE_FOLDER, STAGE_FOLDER, entry.contract, half_weights=half)
-        manifest = _manifest(checkpoint, record, parsed, stage, applied, entry, target=target, key=key)
+        manifest = manifest_of(checkpoint, original, record, parsed, stage, applied, entry, target=target, key=key)
         manifest = _seal(work, manifest)
         if verify:
-            manifest = _verify(work, checkpoint, manifest, progress)
+            manifest = _verify(work, checkpoint, manifest, progress, None if original is checkpoint else original)
     return Built(final, manifest)
 
 
@@ -96,33 +131,53 @@ def export(
     recipe: str | Recipe = "float32",
     dialect: str = "portable",
     max_context: int | None = None,
+    vocabulary: VocabularyRequest | None = None,
+    embeddings: str = "inside",
     allow_nonfinite: bool = False,
+    requantize: bool = False,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
     """Write a checkpoint's graph and sidecars without compiling: a folder with a manifest, not yet a bundle."""
     if dialect not in LOWERINGS:
         raise UsageError(f"The dialect {dialect!r} is unknown; known are {', '.join(LOWERINGS)}.")
-    parsed, checkpoint, record = _inputs(recipe, source, progress)
-    key = build_key(record, parsed, dialect=dialect, max_context=max_context, allow_nonfinite=allow_nonfinite)
-    final = Path(output)
-    if (done := up_to_date(final, key)) is not None:
-        return Built(final, done, reused=True)
-    _check_place(checkpoint, final)
-    with new_folder(final, replace=force) as work:
-        entry, stage, applied = _write(
-            checkpoint, work, parsed, dialect, max_context, progress, allow_nonfinite=allow_nonfinite
-        )
-        manifest = _seal(work, _manifest(checkpoint, record, parsed, stage, applied, entry, target=None, key=key))
-    return Built(final, manifest)
-
-
-def _inputs(recipe: str | Recipe, source: str | Path, progress: Progress) -> tuple[Recipe, Checkpoint, dict[str, Any]]:
-    """Return the parsed recipe, the open checkpoint and the record of its files."""
-    parsed = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    check_place(embeddings)
+    parsed = checked_recipe(recipe, allow_nonfinite=allow_nonfinite, requantize=requantize)
     checkpoint = open_checkpoint(source)
     with progress.step("hash source"):
-        return parsed, checkpoint, source_record(checkpoint)
+        record = source_record(checkpoint)
+    key = build_key(
+        record,
+        parsed,
+        dialect=dialect,
+        max_context=max_context,
+        vocabulary=vocabulary and vocabulary.key(),
+        embeddings=embeddings,
+        requantize=requantize,
+        allow_nonfinite=allow_nonfinite,
+    )
+    final = Path(output)
+    if (done := unchanged(final, key, force=force)) is not None:
+        return Built(final, done, reused=True)
+    refuse_source(checkpoint.path, final)
+    original = checkpoint
+    checkpoint, record, parsed = quantized_first(checkpoint, record, parsed, progress)
+    with new_folder(final, replace=force) as work:
+        entry, stage, applied = _write(
+            checkpoint,
+            work,
+            parsed,
+            dialect,
+            max_context,
+            vocabulary,
+            progress,
+            embeddings=embeddings,
+            allow_nonfinite=allow_nonfinite,
+            requantize=requantize,
+        )
+        manifest = manifest_of(checkpoint, original, record, parsed, stage, applied, entry, target=None, key=key)
+        manifest = _seal(work, manifest)
+    return Built(final, manifest)
 
 
 def compile_bundle(
@@ -165,7 +220,7 @@ def compile_bundle(
                 verdict=NOT_CHECKED,
                 key="",
                 files={},
-                versions=_versions(),
+                versions=versions(),
             ),
         )
     return Built(Path(output), sealed)
@@ -177,18 +232,29 @@ def _write(
     recipe: Recipe,
     dialect: str,
     max_context: int | None,
+    vocabulary: VocabularyRequest | None,
     progress: Progress,
     *,
+    embeddings: str,
     allow_nonfinite: bool,
+    requantize: bool,
 ) -> tuple[StageEntry, Stage, list[Applied]]:
     """Write sidecars and the lowered stage."""
     with progress.step("build graph"):
         stage = build_llm(checkpoint, max_context=max_context)
-        applied = quantize_stage(stage, recipe)
+        full = stage.contract.outputs[0].shape[-1]
+        reduction = Reduction(stage, checkpoint, vocabulary) if vocabulary else None
+        applied = quantize_stage(stage, recipe, requantize=requantize)
+        if checkpoint.quantization is not None:
+            stage.cache = give_cache(stage, checkpoint, checkpoint.quantization)
+        if reduction:
+            reduction.finish(stage)
+        if embeddings == "outside":
+            take_table_outside(stage)
         stage = LOWERINGS[dialect](stage)
         if allow_nonfinite:
             stage.notes.append("weights that are not finite were allowed")
-            for producer in stage.producers.values():
+            for producer in (*stage.producers.values(), *((stage.outside.producer,) if stage.outside else ())):
                 producer.allow_nonfinite()
     with progress.step("write tokenizer"):
         sidecars = work / "sidecars"
@@ -196,97 +262,47 @@ def _write(
         for name, data in checkpoint.sidecars().items():
             (sidecars / name).write_bytes(data)
             if name == "tokenizer.json":
-                vocab = stage.contract.outputs[0].shape[-1]
-                assert isinstance(vocab, int)
-                stage.notes += vocabulary_notes(data, vocab)
+                assert isinstance(full, int)
+                stage.notes += vocabulary_notes(data, full)
+        if reduction:
+            reduction.write(sidecars)
+    if stage.outside is not None:
+        require_space(work, table_size(stage.outside), "The build")
+        with progress.step("write embedding table", table_size(stage.outside)) as advance:
+            write_table(stage.outside, sidecars, advance)
     size = layout_size(plan_layout(stage))
     # Compiling writes a second copy for a moment.
     require_space(work, size if dialect == "portable" else 2 * size, "The build")
     with progress.step("write weights", size) as advance:
         write_stage(stage, work / STAGE_FOLDER, progress=advance)
-    settings = settings_for(dialect, half_weights=_half_weights(applied))
+    settings = settings_for(dialect, half_weights=_half_weights(applied, stage))
     entry = StageEntry(f"{STAGE_FOLDER}/{MODEL_FILE}", dialect, stage.contract, settings.to_json())
     return entry, stage, applied
 
 
-def _eos(config: Mapping[str, Any]) -> Any:
-    """Return the config's end-of-sequence ids; a wrapper may keep them in its text config."""
-    inner = config.get("text_config")
-    ids = config.get("eos_token_id")
-    return ids if ids is not None or not isinstance(inner, Mapping) else inner.get("eos_token_id")
-
-
-def _check_place(checkpoint: Checkpoint, final: Path) -> None:
-    """Refuse an output that would replace the checkpoint itself."""
-    if checkpoint.path.resolve().is_relative_to(final.resolve()):
-        raise OutputError(f"{final.name} holds the checkpoint, so it is not replaced: choose another output.")
-
-
-def _half_weights(applied: Sequence[Applied]) -> bool:
-    return any(isinstance(a.format, FloatFormat) and a.format.dtype != "float32" for a in applied)
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    record: Mapping[str, Any],
-    recipe: Recipe,
-    stage: Stage,
-    applied: Sequence[Applied],
-    entry: StageEntry,
-    *,
-    target: str | None,
-    key: str,
-) -> Manifest:
-    config = checkpoint.config
-    vocab = stage.contract.outputs[0].shape[-1]
-    return Manifest(
-        model={
-            "model_type": config["model_type"],
-            "parameters": parameter_count(stage),
-            "layers": stage.layers,
-            "vocab_size": vocab,
-            "max_context": stage.contract.bounds["capacity"][1],
-            "eos_token_id": _eos(config),
-        },
-        source=record,
-        recipe={"name": recipe.name, "summary": _summary(applied), "modules": [_module(a) for a in applied]},
-        stages={"llm": entry},
-        versions=_versions(),
-        verdict=NOT_CHECKED,
-        notes=tuple(stage.notes),
-        target=target,
-        key=key,
-    )
-
-
-def _module(applied: Applied) -> dict[str, Any]:
-    fmt = applied.format
-    detail: dict[str, Any] = {"dtype": fmt.dtype} if isinstance(fmt, FloatFormat) else {}
-    if isinstance(fmt, IntFormat):
-        detail = {
-            "bits": fmt.bits,
-            "group": fmt.group,
-            "zero_point": fmt.zero_point,
-            "int8_activations": fmt.int8_activations,
-        }
-    return {
-        "module": applied.module,
-        "kind": applied.kind,
-        **detail,
-        "stored_as": applied.stored,
-        "bit_exact": applied.exact,
+def give_cache(stage: Stage, checkpoint: Checkpoint, found: Quantization) -> dict[str, Any] | None:
+    """Give the stage the cache that the checkpoint was calibrated for; returns its record, or None for float32."""
+    if found.kv_dtype is None:
+        return None
+    scales = {
+        module if found.canonical else module_name(checkpoint.config, module): KVScales(key, value)
+        for module, (key, value) in found.kv_scales.items()
     }
+    per_head = any(len(pair.key) > 1 for pair in scales.values())
+    dtype: Any = found.kv_dtype
+    return cache_record(quantize_cache(stage, KVFormat(dtype, "head" if per_head else "tensor"), scales))
 
 
-def _summary(applied: Sequence[Applied]) -> dict[str, Any]:
-    """Count modules by format, and those whose stored codes were taken over without a second rounding."""
-    formats = Counter(a.format.label for a in applied)
-    return {"formats": dict(formats), "bit_exact": sum(a.exact for a in applied), "modules": len(applied)}
+def _widened(fmt: Format) -> bool:
+    if isinstance(fmt, IntFormat):
+        return fmt.scales != "float32"
+    return not (isinstance(fmt, FloatFormat) and fmt.dtype == "float32")
 
 
-def _versions() -> dict[str, str]:
-    names = ("onnx", "onnx-ir", "onnxruntime", "numpy", "tokenizers")
-    return {"edgewright": __version__, **{name: metadata.version(name) for name in names}}
+def _half_weights(applied: Sequence[Applied], stage: Stage) -> bool:
+    """Tell whether stored weights of the graph are widened at load."""
+    beside = stage.outside.module if stage.outside else None
+    return any(_widened(module.format) for module in applied if module.module != beside)
 
 
 def _seal(work: Path, manifest: Manifest) -> Manifest:
@@ -301,11 +317,16 @@ def _seal(work: Path, manifest: Manifest) -> Manifest:
     return sealed
 
 
-def _verify(work: Path, checkpoint: Checkpoint, manifest: Manifest, progress: Progress) -> Manifest:
-    """Verify the finished folder and seal it again with its verdict; raises VerificationError on a failure."""
+def _verify(
+    work: Path, checkpoint: Checkpoint, manifest: Manifest, progress: Progress, original: Checkpoint | None
+) -> Manifest:
+    """Verify the finished folder and seal it again with its verdict; raises VerificationError on a failure.
+
+    `original` is the float checkpoint where `checkpoint` is a quantized form of it.
+    """
     from edgewright.verify import verify_bundle
 
-    report = verify_bundle(work, checkpoint, progress=progress)
+    report = verify_bundle(work, checkpoint, original=original, progress=progress)
     if not report.passed:
         raise VerificationError(f"The build failed verification and was not kept: {report.reason()}")
     return _write_verdict(work, manifest, report.to_json())

@@ -18,9 +18,9 @@ from edgewright.files import canonical_json, inside, sha256_of
 
 MANIFEST = "manifest.json"
 #: The dialects a graph may be spelled in.
-DIALECTS = ("portable", "onnxruntime")
-#: Version of the layout below; a reader refuses newer ones.
-SCHEMA = 2
+DIALECTS = ("portable", "onnx-qdq", "onnxruntime")
+#: Version of the layout below; a reader refuses newer ones. Since 3 a model may have a reduced vocabulary.
+SCHEMA = 3
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edgewright.checkpoint.layouts.quantization import Quantization
 from edgewright.checkpoint.tensor import StoredTensor
 
 
@@ -16,7 +17,7 @@ class Checkpoint:
 
     `config` is the content of `config.json`, or its equivalent made from a GGUF file's metadata. `tensors` maps
     Hugging Face names to tensors whose bytes stay in the file until they are asked for. `files` are the weight and
-    config files that make up the source.
+    config files that make up the source. `quantization` says how another tool quantized it, or None.
     """
 
     path: Path
@@ -25,6 +26,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     files: tuple[Path, ...]
     load_sidecars: Callable[[], dict[str, bytes]] = field(repr=False, compare=False)
+    quantization: Quantization | None = None
 
     def sidecars(self) -> dict[str, bytes]:
         """Return the files that go beside the graph, by name, those that exist or can be rebuilt.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewright.checkpoint.checkpoint import Checkpoint
+from edgewright.checkpoint.layouts import MODELOPT, read_quantized
 from edgewright.checkpoint.safetensors import read_safetensors
 from edgewright.checkpoint.tensor import StoredTensor
 from edgewright.checkpoint.text import MAX_JSON_BYTES, REMAKE, parse_json, read_json_object, shown
@@ -50,7 +51,11 @@ def open_folder(folder: Path) -> Checkpoint:
         weight = inside(folder, _single_file(folder))
         tensors = dict(read_safetensors(weight))
         files = (config_path, weight)
-    return Checkpoint(folder, "huggingface", config, tensors, files, functools.cache(lambda: read_sidecars(folder)))
+    if (folder / MODELOPT).is_file():
+        files = (*files, inside(folder, MODELOPT))
+    config, tensors, quantization = read_quantized(folder, config, tensors)
+    sidecars = functools.cache(lambda: read_sidecars(folder))
+    return Checkpoint(folder, "huggingface", config, tensors, files, sidecars, quantization)
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -26,6 +26,7 @@ _SAFE_DTYPES = {
     "F16": "float16",
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
     "F8_E5M2": "float8_e5m2",
     "I64": "int64",
     "I32": "int32",

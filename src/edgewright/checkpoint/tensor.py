@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewright.errors import UsageError
+from edgewright.formats import BlockFormat, LinearInput, Parts
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -21,6 +22,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
     "int64": np.dtype("<i8"),
     "int32": np.dtype("<i4"),
     "int16": np.dtype("<i2"),
@@ -47,6 +49,23 @@ class StoredTensor(ABC):
     dtype: str
     nbytes: int
     transformed: str = ""
+    #: How another tool quantized it, or None for plain numbers and GGUF blocks; `encoded` then gives its parts.
+    encoding: BlockFormat | None = None
+    #: What the input of the linear goes through, where quantizing changed that as well.
+    input: LinearInput | None = None
+    #: The encoding that a view had no place for: the values are exact floats, and rounding them is a second rounding.
+    decoded: BlockFormat | None = None
+    #: The float dtype that quantizing chose for it, where that isn't left to how it is stored.
+    kept: str | None = None
+    #: Whether a view had no place for how the input was to be rounded.
+    unrounded: bool = False
+
+    def encoded(self, start: int, stop: int) -> Parts:
+        """Return the parts of rows `start` to `stop` in the layout of `encoding`; shared parts are whole.
+
+        `start` is a multiple of the format's `row_step`.
+        """
+        raise UsageError(f"{self.name} holds plain numbers; ask for its rows.")
 
     @abstractmethod
     def raw(self, start: int, stop: int) -> Bytes:

@@ -11,15 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewright.checkpoint.tensor import DTYPES, Bytes, MappedTensor, StoredTensor
-from edgewright.errors import TensorMismatchError
+from edgewright.errors import TensorMismatchError, UnsupportedFormatError
+from edgewright.formats import BlockFormat, Parts, ScaledFormat
 
 Span = tuple[int, int]
 
 
 class RowsView(StoredTensor):
-    """Runs of rows of one or more tensors, in order. Integer codes of block formats stay available."""
+    """Runs of rows of one or more tensors, in order. Integer codes of block formats stay available.
 
-    def __init__(self, name: str, pieces: Sequence[tuple[StoredTensor, Span]]) -> None:
+    `in_place` puts columns for a reordered input back in their places, which gives codes up; else that is done only
+    where the orders differ.
+    """
+
+    def __init__(self, name: str, pieces: Sequence[tuple[StoredTensor, Span]], *, in_place: bool = False) -> None:
         first = pieces[0][0]
         assert len({(t.dtype, tuple(t.shape[1:])) for t, _ in pieces}) == 1, name
         self.name = name
@@ -31,6 +36,74 @@ class RowsView(StoredTensor):
         blocks = getattr(first, "format", None)
         if blocks is not None:
             self.format = blocks
+        self._put_in_place(always=in_place)
+        self._take_encoding()
+
+    def _take_encoding(self) -> None:
+        """Keep the encoding of the pieces where it survives being cut and joined.
+
+        Pieces encoded alike keep it when they are cut between the rows that share a scale and agree in what belongs to
+        all rows. Else int8 and FP8 get the same scales row by row, and other encodings are given up for exact floats.
+        """
+        tensors = [tensor for tensor, _ in self._pieces]
+        self._take_input(tensors)
+        self.decoded = next((tensor.decoded for tensor in tensors if tensor.decoded is not None), None)
+        encoding = next((tensor.encoding for tensor in tensors if tensor.encoding is not None), None)
+        if encoding is None:
+            return
+        self._by_row = not self._keeps(encoding)
+        if not self._by_row:
+            self.encoding = encoding
+        elif isinstance(encoding, ScaledFormat) and all(tensor.encoding == encoding for tensor in tensors):
+            self.encoding = ScaledFormat(encoding.element, "row-block" if encoding.columns else "channel")
+        else:
+            self.dtype, self.decoded = "float32", encoding
+
+    def _keeps(self, encoding: BlockFormat) -> bool:
+        """Tell whether all pieces have an encoding and, joined, have it still."""
+        tensors = [tensor for tensor, _ in self._pieces]
+        if any(tensor.encoding != encoding for tensor in tensors):
+            return False
+        step = encoding.row_step
+        if any(start % step or (stop % step and stop != t.shape[0]) for t, (start, stop) in self._pieces):
+            return False
+        if any((stop - start) % step for _, (start, stop) in self._pieces[:-1]):
+            return False
+        common = [{kind: t.encoded(0, 0)[kind] for kind in encoding.shared} for t in tensors]
+        return all(np.array_equal(common[0][kind], other[kind]) for other in common for kind in encoding.shared)
+
+    def _put_in_place(self, *, always: bool) -> None:
+        """Decode pieces whose inputs are put in orders of their own, so that they can be joined."""
+        inputs = [tensor.input for tensor, _ in self._pieces]
+        differ = any(given is not inputs[0] for given in inputs)
+        if (always or differ) and all(given is None or given.reorders for given in inputs):
+            self._pieces = [(t if t.input is None else InPlace(t), span) for t, span in self._pieces]
+
+    def _take_input(self, tensors: Sequence[StoredTensor]) -> None:
+        """Keep what the input goes through where it is the same for all; roundings with other scales are given up.
+
+        Raises UnsupportedFormatError where inputs are multiplied or put in order differently.
+        """
+        self.input = tensors[0].input
+        self.unrounded = any(tensor.unrounded for tensor in tensors)
+        if all(tensor.input is self.input for tensor in tensors):
+            return
+        given = [tensor.input for tensor in tensors if tensor.input is not None]
+        if any(steps.multiply is not None or steps.permutation is not None for steps in given):
+            raise UnsupportedFormatError(
+                f"{self.name} joins tensors that were quantized for inputs of different scales or orders: "
+                "convert the checkpoint to plain floats first."
+            )
+        self.input, self.unrounded = None, True
+
+    def encoded(self, start: int, stop: int) -> Parts:
+        assert self.encoding is not None
+        read = _by_rows if self._by_row else _whole
+        pieces = [read(t, a, b) for t, a, b in self._cover(start, stop)]
+        return {
+            kind: part if kind in self.encoding.shared else np.concatenate([piece[kind] for piece in pieces])
+            for kind, part in pieces[0].items()
+        }
 
     def raw(self, start: int, stop: int) -> Bytes:
         return np.concatenate([t.raw(a, b) for t, a, b in self._cover(start, stop)])
@@ -62,8 +135,77 @@ class RowsView(StoredTensor):
         return result
 
 
+def _whole(tensor: StoredTensor, start: int, stop: int) -> Parts:
+    return tensor.encoded(start, stop)
+
+
+def _by_rows(tensor: StoredTensor, start: int, stop: int) -> Parts:
+    """Return int8 or FP8 codes of any rows, each row with its own scales."""
+    encoding = tensor.encoding
+    assert isinstance(encoding, ScaledFormat)
+    first = start - start % encoding.row_step
+    parts = tensor.encoded(first, stop)
+    scales = encoding.grid_of(parts["scales"], stop - first).scale
+    return {"codes": parts["codes"][start - first :], "scales": scales[start - first :]}
+
+
+class InPlace(StoredTensor):
+    """A matrix for a reordered input as floats for the input as it is: its columns are back in their places."""
+
+    def __init__(self, source: StoredTensor) -> None:
+        assert source.input is not None
+        assert source.input.permutation is not None
+        self.name, self.shape, self.dtype = source.name, source.shape, "float32"
+        self.nbytes = 4 * math.prod(source.shape)
+        self.transformed = "columns in their places"
+        self.decoded = source.decoded or source.encoding
+        self._source, self._order = source, source.input.permutation
+
+    def raw(self, start: int, stop: int) -> Bytes:
+        return self.rows(start, stop).view(np.uint8).reshape(stop - start, 4 * self.shape[1])
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        values = self._source.rows(start, stop)
+        result = np.empty_like(values)
+        result[:, self._order] = values
+        return result
+
+
+class EveryNth(StoredTensor):
+    """The rows `first`, `first + step`, ... of a tensor; codes stay available where rows have scales of their own."""
+
+    def __init__(self, name: str, source: StoredTensor, first: int, step: int) -> None:
+        self.name, self.dtype, self.input = name, source.dtype, source.input
+        self.shape = (len(range(first, source.shape[0], step)), *source.shape[1:])
+        self.nbytes = source.nbytes * self.shape[0] // max(1, source.shape[0])
+        self.decoded, self.unrounded = source.decoded, source.unrounded
+        self._source, self._first, self._step = source, first, step
+        if source.encoding is not None and source.encoding.row_step == 1:
+            self.encoding = source.encoding
+        elif source.encoding is not None:
+            self.decoded, self.dtype = source.encoding, "float32"
+
+    def encoded(self, start: int, stop: int) -> Parts:
+        assert self.encoding is not None
+        parts = self._source.encoded(*self._span(start, stop))
+        shared = self.encoding.shared
+        return {k: part if k in shared else np.ascontiguousarray(part[:: self._step]) for k, part in parts.items()}
+
+    def raw(self, start: int, stop: int) -> Bytes:
+        return np.ascontiguousarray(self._source.raw(*self._span(start, stop))[:: self._step])
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(self._source.rows(*self._span(start, stop))[:: self._step])
+
+    def _span(self, start: int, stop: int) -> Span:
+        """Return the rows of the source from row `start` to the last before `stop`."""
+        self.check_range(start, stop)
+        begin = self._first + start * self._step
+        return (begin, begin + (stop - start - 1) * self._step + 1) if stop > start else (0, 0)
+
+
 class DerivedTensor(StoredTensor):
-    """A float tensor whose elements are another's in another order."""
+    """A float tensor whose elements are another's in another order; an encoding of that one is given up."""
 
     def __init__(self, source: StoredTensor, shape: tuple[int, ...], transformed: str) -> None:
         self.name = source.name
@@ -72,6 +214,13 @@ class DerivedTensor(StoredTensor):
         self.dtype = source.dtype if source.dtype in DTYPES else "float32"
         self.nbytes = math.prod(shape) * DTYPES[self.dtype].itemsize
         self.transformed = transformed
+        self.decoded = source.decoded or source.encoding
+        self.unrounded = source.unrounded or source.input is not None
+        if source.input is not None and (source.input.multiply is not None or source.input.permutation is not None):
+            raise UnsupportedFormatError(
+                f"{source.name} was quantized for an input of other scales or another order, which a {transformed} "
+                "weight can't have: convert the checkpoint to plain floats first."
+            )
         self._source = source
 
     def raw(self, start: int, stop: int) -> Bytes:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._output import count, folder_bytes, note, print_json, size, verdict_lines
 from edgewright.cli._parser import positive_int
+from edgewright.cli._vocabulary import add_vocabulary
 
 if TYPE_CHECKING:
     from edgewright.bundle import Manifest
     from edgewright.checkpoint import Checkpoint
 
 SOURCE_HELP = "a Hugging Face model folder, or a .gguf file"
-RECIPE_HELP = "how weights are stored: float32, float16, int8, int4, stored, or a YAML file"
+RECIPE_HELP = "how weights are stored: int4, int8, int4-gptq and other built-in recipes, stored, or a YAML file"
 
 
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:
@@ -42,6 +43,20 @@ def add_source(parser: argparse.ArgumentParser, recipe: str) -> None:
         action="store_true",
         help="take float weights that hold NaN or infinity as they are; deploy then needs --no-verify",
     )
+    parser.add_argument(
+        "--requantize",
+        action="store_true",
+        help="round the weights of a quantized checkpoint a second time where the recipe asks for other formats; the "
+        "manifest says what that cost",
+    )
+    parser.add_argument(
+        "--embeddings",
+        default="inside",
+        choices=("inside", "outside"),
+        help="where the embedding table is: in the graph, or in a file of its own, looked up by the runtime "
+        "(default: inside)",
+    )
+    add_vocabulary(parser)
 
 
 def print_plan(args: argparse.Namespace, checkpoint: Checkpoint, goal: str) -> None:
@@ -71,12 +86,29 @@ def report_built(args: argparse.Namespace, path: Path, manifest: Manifest, *, re
             [
                 f"{path}: {made}, {size(total)} in {len(manifest.files) + 1} files",
                 f"weights   {recipe_line(manifest.recipe)}",
+                *_vocabulary_lines(manifest),
+                *_table_lines(manifest),
                 f"target    {manifest.target or 'none (exported, not compiled)'}",
                 *verdict_lines(manifest.verdict),
                 "",
             ]
         )
     )
+
+
+def _vocabulary_lines(manifest: Manifest) -> list[str]:
+    """Say how many tokens a reduced vocabulary has, and the bytes its tables take."""
+    record = manifest.model.get("vocabulary")
+    if record is None:
+        return []
+    sizes = f"tables of {size(record['table_bytes'])} instead of {size(record['full_table_bytes'])}"
+    return [f"tokens    {record['kept']} of {record['full']} kept ({record['method']}), {sizes}"]
+
+
+def _table_lines(manifest: Manifest) -> list[str]:
+    """Say where an embedding table outside the graph is, and its bytes."""
+    record = manifest.model.get("embedding")
+    return [] if record is None else [f"table     {record['file']}, {size(record['bytes'])}"]
 
 
 def built_json(path: Path, manifest: Manifest, *, reused: bool) -> dict[str, Any]:

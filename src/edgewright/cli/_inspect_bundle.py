@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,30 @@ def describe_bundle(folder: Path) -> dict[str, Any]:
         "bytes": sum(entry["bytes"] for entry in manifest.files.values()),
         "layers": manifest.model["layers"],
         "vocab_size": manifest.model["vocab_size"],
+        **_vocabulary(manifest),
         "max_context": manifest.model["max_context"],
         "target": manifest.target,
         "versions": dict(manifest.versions),
         "recipe": {"name": recipe["name"], **recipe["summary"]},
+        **calibration(recipe.get("quantized")),
         "stages": {name: stage.to_json() for name, stage in manifest.stages.items()},
         "verdict": dict(manifest.verdict),
         "notes": list(manifest.notes),
         "files": {name: dict(entry) for name, entry in manifest.files.items()},
     }
     return {**result, **_weights(folder, manifest)}
+
+
+def calibration(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what there is to say of the data that a quantized checkpoint was calibrated on."""
+    data = (record or {}).get("calibration")
+    return {"calibration": dict(data)} if isinstance(data, Mapping) and "sequences" in data else {}
+
+
+def _vocabulary(manifest: Manifest) -> dict[str, Any]:
+    """Return what there is to say of a reduced vocabulary."""
+    record = manifest.model.get("vocabulary")
+    return {} if record is None else {"kept_tokens": record["kept"], "vocabulary": dict(record)}
 
 
 def _weights(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewright.checkpoint import Checkpoint, open_checkpoint
+from edgewright.cli._inspect_bundle import calibration
 from edgewright.errors import EdgewrightError
 
 #: Config keys worth showing, also below `text_config`.
@@ -22,7 +23,7 @@ _KEYS = {
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """Return the description; raises CheckpointError."""
     checkpoint = open_checkpoint(path)
-    config = checkpoint.config
+    config, quantized = checkpoint.config, checkpoint.quantization
     inner = config.get("text_config")
     text = {**(inner if isinstance(inner, dict) else {}), **config}
     bytes_by_dtype: Counter[str] = Counter()
@@ -36,6 +37,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "bytes": sum(bytes_by_dtype.values()),
         **{name: text[key] for name, key in _KEYS.items() if key in text},
         "tensor_count": len(checkpoint.tensors),
+        **({} if quantized is None else {"quantized": quantized.method, **calibration(quantized.record)}),
         "buildable": _buildable(checkpoint),
         "bytes_by_dtype": dict(bytes_by_dtype.most_common()),
         "tensors": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edgewright.cli._output import note
@@ -19,3 +20,16 @@ def load(args: argparse.Namespace) -> LLM:
     if llm.manifest.verdict["status"] == "failed":
         note("warning: this bundle failed its verification; see reports/verify.json in it")
     return llm
+
+
+def warn_respelled(llm: LLM, respelled: Mapping[int, int], *, quiet: bool = False) -> None:
+    """Say which tokens of a prompt a reduced vocabulary dropped, and that kept ones spell them."""
+    if respelled:
+        most = sorted(respelled, key=lambda token: (-respelled[token], token))
+        shown = ", ".join(repr(llm.tokenizer.id_to_token(token)) for token in most[:5])
+        more = f" and {len(most) - 5} others" if len(most) > 5 else ""
+        note(
+            "note: tokens that the reduced vocabulary lacks were spelled in smaller ones, "
+            f"{sum(respelled.values())} in the prompt: {shown}{more}",
+            quiet=quiet,
+        )

@@ -15,7 +15,10 @@ from edgewright.cli._signals import stop_signals
 from edgewright.errors import EdgewrightError, HostError, MissingExtraError, UsageError
 
 #: The verbs, in the order of their use; each is a module of this package.
-VERBS = ("deploy", "export", "compile", "verify", "run", "chat", "inspect", "bench", "doctor")
+VERBS = (
+    "deploy", "calibrate", "quantize", "search", "quality", "export", "compile", "verify", "run", "chat", "inspect",
+    "bench", "doctor",
+)  # fmt: skip
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -33,7 +36,7 @@ exit codes:
 """
 
 #: Import names of packages that only an extra installs.
-_HOST_PACKAGES = frozenset({"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google"})
+_HOST_PACKAGES = frozenset({"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google", "PIL"})
 _DEVICE_PACKAGES = frozenset({"numpy", "onnxruntime", "tokenizers", "jinja2"})
 
 
@@ -114,7 +117,7 @@ def _asks_help(words: Sequence[str]) -> bool:
 
 
 def _verb_list() -> str:
-    lines = [f"  {name:<9}{_verb(name).HELP.splitlines()[0]}" for name in VERBS]
+    lines = [f"  {name:<11}{_verb(name).HELP.splitlines()[0]}" for name in VERBS]
     return "\n".join(["verbs (edgewright VERB --help tells more):", *lines, ""])
 
 

@@ -61,6 +61,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def seed(text: str) -> int:
+    """Argument type: an integer from 0 upwards that decides over random choices."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 upwards")
+    return int(text)
+
+
 def positive_ints(text: str) -> list[int]:
     """Argument type: integers from 1 upwards with commas between."""
     return [positive_int(part.strip()) for part in text.split(",")]

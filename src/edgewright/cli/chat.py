@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from edgewright.cli._load import load
+from edgewright.cli._load import load, warn_respelled
 from edgewright.cli._output import note
 from edgewright.cli._sampling import add_generation, sampling_of
 from edgewright.errors import ContextOverflowError
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
                 _command(line, dialog)
             elif line:
                 _turn(dialog, line, key, person)
+                warn_respelled(llm, dialog.news(), quiet=args.quiet)
     return 0
 
 
@@ -67,12 +68,20 @@ class Dialog:
         self._first = [{"role": "system", "content": system}] if system is not None else []
         self._session = llm.session()
         self._held: list[int] = []  # begins with what the session holds
+        self._respelled: dict[int, int] = {}
+        self._told: set[int] = set()
         self.fed = 0
         self.reset()
 
     def reset(self) -> None:
         """Forget the dialog; what the session holds stays useful for the system message."""
         self.messages = list(self._first)
+
+    def news(self) -> dict[int, int]:
+        """Return how often each token that was not told of before was spelled in others in the last turn."""
+        news = {token: count for token, count in self._respelled.items() if token not in self._told}
+        self._told |= news.keys()
+        return news
 
     @property
     def full(self) -> bool:
@@ -97,7 +106,10 @@ class Dialog:
                 self.messages.pop()
 
     def _pieces(self, stopped: _StopKey) -> Iterator[str]:
+        from edgewright.runtime.spelling import respelled
+
         ids = self._llm.encode_chat(self.messages)
+        self._respelled = respelled(ids)
         if len(ids) > self._llm.max_context:
             raise ContextOverflowError(
                 f"The dialog has {len(ids)} tokens and the context holds {self._llm.max_context}: start over with "

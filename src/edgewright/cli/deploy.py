@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgewright.cli._build import add_output, add_source, print_plan, report_built
 from edgewright.cli._progress import progress_for
+from edgewright.cli._vocabulary import vocabulary_request
 
 NAME = "deploy"
 HELP = "Make a verified bundle from a checkpoint: quantize, export, compile, verify."
@@ -22,23 +23,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Deploy; an unchanged build is answered without the heavy imports."""
-    from edgewright.build.key import build_key, source_record, up_to_date
+    from edgewright.build.kept import unchanged
+    from edgewright.build.key import build_key, checked_recipe, source_record
     from edgewright.checkpoint import open_checkpoint
-    from edgewright.quant.recipe import load_recipe
 
     output, verify = Path(args.output), not args.no_verify
+    vocabulary = vocabulary_request(args)
+    recipe = checked_recipe(args.recipe, allow_nonfinite=args.allow_nonfinite, requantize=args.requantize)
     checkpoint = open_checkpoint(args.source)
-    recipe = load_recipe(args.recipe)
     if output.exists():
         key = build_key(
             source_record(checkpoint),
             recipe,
             target=args.target,
             max_context=args.max_context,
+            vocabulary=vocabulary and vocabulary.key(),
+            embeddings=args.embeddings,
             verify=verify,
             allow_nonfinite=args.allow_nonfinite,
+            requantize=args.requantize,
         )
-        if (manifest := up_to_date(output, key, verified=verify)) is not None:
+        if (manifest := unchanged(output, key, verified=verify, force=args.force)) is not None:
             report_built(args, output, manifest, reused=True)
             return 0
     print_plan(args, checkpoint, f"{args.target}{' and verify' if verify else ', not verified'}")
@@ -51,8 +56,11 @@ def run(args: argparse.Namespace) -> int:
         recipe=recipe,
         target=args.target,
         max_context=args.max_context,
+        vocabulary=vocabulary,
+        embeddings=args.embeddings,
         verify=verify,
         allow_nonfinite=args.allow_nonfinite,
+        requantize=args.requantize,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

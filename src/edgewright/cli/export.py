@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgewright.cli._build import add_output, add_source, print_plan, report_built
 from edgewright.cli._progress import progress_for
+from edgewright.cli._vocabulary import vocabulary_request
 
 NAME = "export"
 HELP = "Write a checkpoint's graph as ONNX with its weights and tokenizer, without compiling it."
@@ -19,17 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dialect",
         default="portable",
-        help="portable (runs in any ONNX runtime) or onnxruntime (its fused operators) (default: portable)",
+        help="portable (runs in any ONNX runtime), onnx-qdq (standard operators only, for compilers that read "
+        "quantization off the graph) or onnxruntime (its fused operators) (default: portable)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Export."""
+    from edgewright.build.key import checked_recipe
     from edgewright.build.pipeline import export
     from edgewright.checkpoint import open_checkpoint
-    from edgewright.quant.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe)
+    recipe = checked_recipe(args.recipe, allow_nonfinite=args.allow_nonfinite, requantize=args.requantize)
     print_plan(args, open_checkpoint(args.source), f"{args.dialect} graph")
     built = export(
         args.source,
@@ -37,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         recipe=recipe,
         dialect=args.dialect,
         max_context=args.max_context,
+        vocabulary=vocabulary_request(args),
+        embeddings=args.embeddings,
         allow_nonfinite=args.allow_nonfinite,
+        requantize=args.requantize,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

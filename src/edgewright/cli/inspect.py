@@ -65,6 +65,10 @@ def _lines(data: dict[str, Any]) -> list[str]:
         recipe = data["recipe"]
         lines += ["", f"recipe {recipe['name']}: {recipe['bit_exact']} of {recipe['modules']} modules bit-exact"]
         lines += [f"  {count} x {name}" for name, count in recipe["formats"].items()]
+    if "calibration" in data:
+        lines += ["", _calibration(data["calibration"])]
+    if "vocabulary" in data:
+        lines += _vocabulary(data["vocabulary"])
     if "verdict" in data:
         lines += ["", *verdict_lines(data["verdict"])]
     if data.get("notes"):
@@ -76,6 +80,24 @@ def _lines(data: dict[str, Any]) -> list[str]:
         tensors = [(t["name"], t["dtype"], _shape(t["shape"]), size(t["bytes"])) for t in data["tensors"]]
         lines += ["", table(("tensor", "dtype", "shape", "bytes"), tensors)]
     return lines
+
+
+def _calibration(record: dict[str, Any]) -> str:
+    """Spell what a quantized checkpoint was calibrated on: counts, truncation, padding."""
+    names = ", ".join(str(source["name"]) for source in record["sources"])
+    cut = record["truncated"]
+    return (
+        f"calibrated on {names}: {record['sequences']} sequences, {record['tokens']:,} tokens; {cut['sequences']} "
+        f"truncated by {cut['tokens']:,} tokens, {record['padding_dropped']:,} tokens of padding dropped"
+    )
+
+
+def _vocabulary(record: dict[str, Any]) -> list[str]:
+    """Spell a reduced vocabulary: how it was chosen, what its tables take, and why tokens stay."""
+    coverage = f", {record['coverage']:.2%} of the texts' tokens" if record["coverage"] is not None else ""
+    head = f"vocabulary {record['method']}: {record['kept']} of {record['full']} tokens{coverage}"
+    sizes = f"tables of {size(record['table_bytes'])} instead of {size(record['full_table_bytes'])}"
+    return ["", f"{head}; {sizes}", *(f"  {count} {reason}" for reason, count in record["reasons"].items() if count)]
 
 
 def _value(name: str, value: object) -> object:

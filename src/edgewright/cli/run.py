@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewright.cli._load import load
+from edgewright.cli._load import load, warn_respelled
 from edgewright.cli._output import note, print_json
 from edgewright.cli._parser import token_ids
 from edgewright.cli._sampling import add_generation, sampling_of
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         print(" ".join(map(str, generation.tokens)) if args.ids else "", flush=True)
     if args.stats:
         note(clock.line())
+    warn_respelled(llm, generation.respelled, quiet=args.quiet)
     return 0
 
 
@@ -138,6 +139,7 @@ class _Clock:
             "finish_reason": g.finish_reason,
             "prompt_tokens": len(g.prompt_ids),
             "generated_tokens": len(g.tokens),
+            **({"respelled_tokens": sum(g.respelled.values())} if g.session.vocabulary is not None else {}),
             "timings": {
                 "load_ms": round(self._load_s * 1000, 3),
                 "first_text_ms": round(self._first_s * 1000, 3),

@@ -1,8 +1,15 @@
 """How a target spells a graph: one file per dialect, each a function from a stage to a lowered stage."""
 
-from edgewright.dialects import onnxruntime, portable
+from collections.abc import Callable
+
+from edgewright.dialects import onnx_qdq, onnxruntime, portable
+from edgewright.graph import Stage
 
 #: Dialect names and their lowerings.
-LOWERINGS = {"portable": portable.lower, "onnxruntime": onnxruntime.lower}
+LOWERINGS: dict[str, Callable[[Stage], Stage]] = {
+    "portable": portable.lower,
+    "onnx-qdq": onnx_qdq.lower,
+    "onnxruntime": onnxruntime.lower,
+}
 
-__all__ = ["LOWERINGS", "onnxruntime", "portable"]
+__all__ = ["LOWERINGS", "onnx_qdq", "onnxruntime", "portable"]

@@ -7,7 +7,8 @@ Gate and up are one matrix there, row by row in turn.
 ONNX Runtime 1.32 on the CPU, against the reference body: MoE within 4e-7 of the largest output, QMoE likewise with 4
 bits and float activations, codes, scales and zero points exactly as they are stored here. What is not there, and goes
 to the loop: gelu, sigmoid and tanh with a gate; formats that differ between projections; rows of no whole blocks;
-offsets; 8 bits with float activations, since QMoE's 8-bit path always rounds its inputs.
+offsets; 8 bits with float activations, since QMoE's 8-bit path always rounds its inputs; FP8, FP4, and int8 of whole
+rows, which are decoded expert by expert.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 import onnx_ir as ir
 
 from edgewright.graph import Producer, Stage, TensorSpec
-from edgewright.graph.builder import make_node
-from edgewright.graph.rewrite import int64_constant, made_by, replace
+from edgewright.graph.builder import EW, make_node
+from edgewright.graph.rewrite import int64_constant, made_by, replace, scalar_constant
 from edgewright.ops.experts import EXPERT_BIASES, EXPERT_WEIGHTS
 
 MICROSOFT = "com.microsoft"
@@ -59,11 +60,19 @@ def _in_turn(parts: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """How a weight is stored: a float tensor, or codes, scales, zero points and offsets in the format `a`."""
+    """How a weight is stored: a float tensor, or codes, scales, zero points and offsets in the format `a`.
+
+    `dtype` is float32, float16, codes (of an integer format) or decoded (of another, with what `Decode` takes).
+    """
 
     dtype: str
     tensors: tuple[ir.Value | None, ...]
     a: dict[str, Any]
+
+    @property
+    def half_scales(self) -> bool:
+        """Whether the scales are float16, which the kernels don't take along with float32 inputs."""
+        return self.a.get("scales") == "float16"
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -77,6 +86,10 @@ def _stored(value: ir.Value) -> _Stored:
     if codes is not None:
         tensors = (*codes.inputs, None, None)[:4]
         return _Stored("codes", tensors, {name: attribute.value for name, attribute in codes.attributes.items()})
+    decoded = made_by(value, "Decode")
+    if decoded is not None:
+        a = {name: attribute.value for name, attribute in decoded.attributes.items()}
+        return _Stored("decoded", tuple(decoded.inputs), a)
     half = made_by(value, "Cast", "")
     return _Stored("float32", (value,), {}) if half is None else _Stored("float16", (half.inputs[0],), {})
 
@@ -118,7 +131,7 @@ def _kernel(stage: Stage, node: ir.Node) -> bool:
     *fc1_biases, fc2_bias = [inputs[place + 3] for place in places]
     if len({weight.kind for weight in first}) != 1 or len({bias is None for bias in fc1_biases}) != 1:
         return False
-    if (first[0].dtype == "codes") != (down.dtype == "codes"):
+    if (first[0].dtype == "codes") != (down.dtype == "codes") or "decoded" in (first[0].dtype, down.dtype):
         return False
     quantized = _quantized(first[0], down) if down.dtype == "codes" else None
     if down.dtype == "codes" and quantized is None:
@@ -136,7 +149,8 @@ def _kernel(stage: Stage, node: ir.Node) -> bool:
 
     def matrix(weight: _Stored, place: int) -> ir.Value | None:
         value = by_expert(weight.tensors[place]) if place < len(weight.tensors) else None
-        return add("Cast", [value], to=int(ir.DataType.FLOAT)) if weight.dtype == "float16" else value
+        half = weight.dtype == "float16" or (place == 1 and weight.half_scales)
+        return add("Cast", [value], to=int(ir.DataType.FLOAT)) if half else value
 
     fc1 = _joined(stage, first)
     fc1_bias = by_expert(_joined_values(stage, fc1_biases))
@@ -251,7 +265,7 @@ def _loop(stage: Stage, node: ir.Node) -> None:
     def product(v: ir.Value, place: int) -> ir.Value:
         value, bias = inputs[place], inputs[place + 3]
         assert value is not None
-        y = _product(stage, inner, experts, expert, v, _stored(value))
+        y = _product(stage, outer, inner, experts, expert, v, _stored(value))
         if bias is None:
             return y
         mine_bias = inner.add("Gather", [stage.alias(bias, lambda shape: _split(shape, experts)), expert], axis=0)
@@ -284,12 +298,21 @@ class _Nodes:
         return self.nodes[-1].outputs[0]
 
 
-def _product(stage: Stage, nodes: _Nodes, experts: int, expert: ir.Value, x: ir.Value, weight: _Stored) -> ir.Value:
-    """The product of x `[tokens, width]` with the matrix of one expert."""
+def _product(
+    stage: Stage, outer: _Nodes, nodes: _Nodes, experts: int, expert: ir.Value, x: ir.Value, weight: _Stored
+) -> ir.Value:
+    """The product of x `[tokens, width]` with the matrix of one expert; what all experts share goes to `outer`."""
 
     def by_expert(value: ir.Value | None) -> ir.Value | None:
         return None if value is None else stage.alias(value, lambda shape: _split(shape, experts))
 
+    if weight.dtype == "decoded":
+        rows = weight.a["out_features"] // experts
+        firsts = [scalar_constant(stage, n, np.int64, f"scalar_{n}") for n in (0, rows, 1)]
+        begin = nodes.add("Mul", [expert, firsts[1]])
+        ids = nodes.add("Add", [outer.add("Range", firsts), begin])
+        matrix = nodes.add("DecodeRows", [ids, *weight.tensors], EW, **weight.a)
+        return nodes.add("FusedMatMul", [x, matrix], MICROSOFT, transB=1)
     stored, *rest = (by_expert(value) for value in weight.tensors)
     if weight.dtype != "codes":
         matrix = nodes.add("Gather", [stored, expert], axis=0)
@@ -298,6 +321,8 @@ def _product(stage: Stage, nodes: _Nodes, experts: int, expert: ir.Value, x: ir.
         return nodes.add("FusedMatMul", [x, matrix], MICROSOFT, transB=1)
     # MatMulNBits takes weights that are no initializers too, but unpacks them 2 to 5 times as slowly.
     scales, zero_points, offsets = rest
+    if weight.half_scales:
+        scales = outer.add("Cast", [scales], to=int(ir.DataType.FLOAT))
     bits, group, width = (weight.a[key] for key in ("bits", "group", "in_features"))
     layout = {"bits": bits, "block_size": group, "gather_axis": 0, "quantize_axis": 2}
     matrix = nodes.add("GatherBlockQuantized", [stored, expert, scales, zero_points], MICROSOFT, **layout)

@@ -1,7 +1,8 @@
 """The onnxruntime dialect: fused kernels of ONNX Runtime's CPU provider, key/value cache updated in place.
 
-`Attention` with its rope becomes `GroupQueryAttention`, `QuantLinear` `MatMulNBits` with int8
-activations, residual additions join the norm that follows. What has no rule keeps its reference body.
+`Attention` with its rope, and with what writes its int8 cache, becomes `GroupQueryAttention`, `QuantLinear`
+`MatMulNBits` with int8 activations, residual additions join the norm that follows. What has no rule keeps its
+reference body.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from edgewright.dialects._ort_cache import kernel_formats, kernel_scales, own_write, query_key_value
 from edgewright.dialects._ort_experts import lower_experts
+from edgewright.dialects._ort_int8 import lower_int8
 from edgewright.dialects._ort_state import STATE_RULES
-from edgewright.dialects.portable import lower as attach_bodies
+from edgewright.dialects.portable import attach_bodies
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.builder import EW, make_node
+from edgewright.graph.outside import EMBEDDINGS
 from edgewright.graph.rewrite import int64_constant, made_by, merge_linears, replace
 from edgewright.graph.weights import ComputedWeight
 
@@ -39,6 +43,7 @@ def lower(stage: Stage) -> Stage:
         _pack_qkv(stage, node)
         _attention(stage, node, lengths)
     stage.notes += [f"attention keeps its reference body: {reason}" for reason in sorted(kept)]
+    lower_int8(stage)
     stage.drop_unused()
     for node in list(stage.graph):
         rule = _RULES.get(node.op_type) if node.domain == EW else None
@@ -49,19 +54,22 @@ def lower(stage: Stage) -> Stage:
     stage.graph.sort()
     # Both the kernel and the reference body's TensorScatter write into a cache that past and present share.
     stage.contract = dataclasses.replace(stage.contract, kv_in_place=True)
-    return attach_bodies(stage)
+    return attach_bodies(stage, emulate=True)
 
 
 def _keeps_body(node: ir.Node) -> str | None:
     """Return why the attention kernel can't take a node, or None."""
     a = {name: attribute.value for name, attribute in node.attributes.items()}
     inputs = (*node.inputs, None, None)
+    write = own_write(node)
     if a["head_dim"] % 8:
         return "the head size is no multiple of 8"
     if a["value_dim"] != a["head_dim"]:
         return "keys and values have different widths"
-    if inputs[1] is None:
+    if inputs[1] is None and write is None:
         return "it reads another layer's cache"
+    if write is not None and write.attributes["cache"].value != "int8":
+        return "the kernel has no FP8 cache"
     if inputs[7] is not None:
         return "a table is added to the scores"
     return None
@@ -82,7 +90,8 @@ class _Lengths:
             before = list(self._stage.graph)
             with g.scope("lengths"):
                 one = int64_constant(self._stage, [1], "one")
-                seq = g.op("Shape", inputs["input_ids"], start=1, end=2)
+                fed = inputs.get("input_ids", inputs.get(EMBEDDINGS))
+                seq = g.op("Shape", fed, start=1, end=2)
                 last = g.op("Sub", g.op("Add", inputs["past_lengths"], seq), one)
                 seqlens = g.op("Cast", last, to=int(ir.DataType.INT32))
                 longest = g.op("Add", g.op("ReduceMax", last, keepdims=0), one)
@@ -111,7 +120,7 @@ def _pack_qkv(stage: Stage, attention: ir.Node) -> None:
     With a norm in between, the pieces would have to be copied apart again.
     """
     values = []
-    for value in attention.inputs[:3]:
+    for value in query_key_value(attention):
         rope = made_by(value, "Rope")
         values.append(rope.inputs[0] if rope is not None else value)
     linears = [value.producer() for value in values if value is not None]
@@ -121,7 +130,10 @@ def _pack_qkv(stage: Stage, attention: ir.Node) -> None:
 
 def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
     """GroupQueryAttention, with rope taken in, and q/k/v packed where one split made all three."""
-    q, k, v, past_key, past_value, _, sinks, _ = (*node.inputs, None, None)[:8]
+    write = own_write(node)
+    past_key, past_value = node.inputs[3:5] if write is None else write.inputs[2:4]
+    sinks = (*node.inputs, None)[6]
+    q, k, v = query_key_value(node)
     a = {name: attribute.value for name, attribute in node.attributes.items()}
     rope, k_rope = made_by(q, "Rope"), made_by(k, "Rope")
     # The kernel counts positions itself; where the rope table has two parts they are not the table's rows.
@@ -139,7 +151,7 @@ def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
     new = make_node(
         MICROSOFT,
         "GroupQueryAttention",
-        [q, k, v, past_key, past_value, seqlens, total, cos, sin, None, None, sinks],
+        [q, k, v, past_key, past_value, seqlens, total, cos, sin, None, None, sinks, *kernel_scales(stage, write)],
         {
             "num_heads": a["heads"],
             "kv_num_heads": a["kv_heads"],
@@ -148,11 +160,16 @@ def _attention(stage: Stage, node: ir.Node, lengths: _Lengths) -> None:
             "local_window_size": a.get("window") or -1,
             "do_rotary": int(cos is not None),
             "rotary_interleaved": interleaved,
+            **kernel_formats(write),
         },
         outputs=3,
         name=node.name or "",
     )
-    replace(stage, node, [new], new.outputs)
+    if write is None:
+        replace(stage, node, [new], new.outputs)
+    else:
+        old = [node.outputs[0], *write.outputs]
+        ir.convenience.replace_nodes_and_values(stage.graph, node, [node, write], [new], old, new.outputs)
 
 
 def _kernel_takes(a: ir.Node, b: ir.Node) -> bool:
@@ -251,6 +268,7 @@ def _quant_linear(stage: Stage, node: ir.Node) -> None:
     x, codes, scales, zero_points, offsets, bias = (*node.inputs, None, None, None)[:6]
     a = {name: attribute.value for name, attribute in node.attributes.items()}
     name = node.name or ""
+    wide, scales = _wide_scales(node, scales)
     product = make_node(
         MICROSOFT,
         "MatMulNBits",
@@ -264,7 +282,7 @@ def _quant_linear(stage: Stage, node: ir.Node) -> None:
         },
         name=name,
     )
-    new = [product]
+    new = [*wide, product]
     if offsets is not None:
         # The offset of a block multiplies the sum of its inputs: a small product of its own.
         assert x is not None
@@ -279,6 +297,14 @@ def _quant_linear(stage: Stage, node: ir.Node) -> None:
         total = make_node("", "Add", [product.outputs[0], share.outputs[0]], {}, name=f"{name}/add")
         new += [share, total]
     replace(stage, node, new, new[-1].outputs)
+
+
+def _wide_scales(node: ir.Node, scales: ir.Value | None) -> tuple[list[ir.Node], ir.Value | None]:
+    """Return scales as float32, with the node that makes them so: kernels want the type of their other floats."""
+    if node.attributes.get("scales") is None or node.attributes["scales"].value != "float16":
+        return [], scales
+    cast = make_node("", "Cast", [scales], {"to": int(ir.DataType.FLOAT)}, name=f"{node.name}/scales")
+    return [cast], cast.outputs[0]
 
 
 def _block_sums(stage: Stage, width: int, group: int) -> ir.Value:
@@ -299,6 +325,7 @@ def _quant_embedding(stage: Stage, node: ir.Node) -> None:
     assert codes is not None
     flat = stage.alias(codes, lambda shape: (shape[0], shape[1] * shape[2]))
     name = node.name or ""
+    wide, scales = _wide_scales(node, scales)
     gather = make_node(
         MICROSOFT,
         "GatherBlockQuantized",
@@ -306,16 +333,16 @@ def _quant_embedding(stage: Stage, node: ir.Node) -> None:
         {"bits": a["bits"], "block_size": a["group"], "gather_axis": 0, "quantize_axis": 1},
         name=name,
     )
-    new = [gather]
+    new = [*wide, gather]
     if offsets is not None:
         last = int64_constant(stage, [-1], "last_axis")
         blocked = int64_constant(stage, [0, 0, -1, a["group"]], f"heads_{a['group']}")
         rows = make_node("", "Reshape", [gather.outputs[0], blocked], {}, name=f"{name}/blocks")
         picked = make_node("", "Gather", [offsets, ids], {"axis": 0}, name=f"{name}/offsets")
-        wide = make_node("", "Unsqueeze", [picked.outputs[0], last], {}, name=f"{name}/wide")
-        total = make_node("", "Add", [rows.outputs[0], wide.outputs[0]], {}, name=f"{name}/add")
+        column = make_node("", "Unsqueeze", [picked.outputs[0], last], {}, name=f"{name}/wide")
+        total = make_node("", "Add", [rows.outputs[0], column.outputs[0]], {}, name=f"{name}/add")
         flat_shape = int64_constant(stage, [0, 0, -1], "flat")
-        new += [rows, picked, wide, total]
+        new += [rows, picked, column, total]
         new.append(make_node("", "Reshape", [total.outputs[0], flat_shape], {}, name=f"{name}/join"))
     if a["in_features"] % a["group"]:
         ends = [int64_constant(stage, [n], f"slice_{n}") for n in (0, a["in_features"], -1)]

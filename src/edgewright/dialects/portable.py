@@ -1,6 +1,7 @@
 """The portable dialect: the semantic graph as it is, every op with its reference body as a model-local function.
 
-Any ONNX runtime of opset 24 runs it. It is the golden for every other dialect.
+Quantized weights are dequantized by standard ops over initializers of their own types. Any ONNX runtime of opset 24
+runs it. It is the golden for every other dialect.
 """
 
 from __future__ import annotations
@@ -9,24 +10,38 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
+from edgewright.dialects import _qdq
 from edgewright.graph import Stage
 from edgewright.graph.builder import EW
 from edgewright.graph.stage import OPSET
 from edgewright.ops import OPS, Call
 
 
-def lower(stage: Stage) -> Stage:
+def lower(stage: Stage, *, emulate: bool = False) -> Stage:
+    """Spell integer weights with DequantizeLinear and attach the function bodies.
+
+    With `emulate` the bodies need no kernels for 4-bit floats, which ONNX Runtime's CPU provider lacks.
+    """
+    _qdq.lower_integers(stage, tables=False)
+    return attach_bodies(stage, emulate=emulate)
+
+
+def attach_bodies(stage: Stage, *, emulate: bool = False) -> Stage:
     """Attach the function bodies; each distinct use of an op (attributes, given inputs) is one overload."""
+    if emulate:
+        _qdq.emulate(stage)
     overloads: dict[tuple[object, ...], str] = {}
-    for node in stage.graph:
+    for node in ir.traversal.RecursiveGraphIterator(stage.graph):
         if node.domain != EW:
             continue
-        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        given = tuple(value is not None for value in node.inputs)
-        key = (node.op_type, tuple(sorted(attributes.items())), given)
+        call, inside = call_of(node), node.graph is not stage.graph
+        key = (node.op_type, tuple(sorted(call.attributes.items())), call.given, call.results, inside)
         if key not in overloads:
             overload = overloads[key] = f"v{sum(k[0] == node.op_type for k in overloads) + 1}"
-            function = _function(node.op_type, Call(attributes, given), overload)
+            proto = function_of(node.op_type, call, overload)
+            if inside:
+                _rename_values(proto)
+            function = ir.serde.deserialize_function(proto)
             stage.functions[function.identifier()] = function
         node.overload = overloads[key]
         node.attributes.clear()
@@ -34,13 +49,32 @@ def lower(stage: Stage) -> Stage:
     return stage
 
 
-def _function(name: str, call: Call, overload: str) -> ir.Function:
+def _rename_values(function: onnx.FunctionProto) -> None:
+    """Give the values inside a body names of their own.
+
+    ONNX Runtime names the values of a body after op and value where it puts the body in a node's place. Names are then
+    unique in a graph, but those of the graph around a Loop are seen inside of it, where none may be defined again.
+    """
+    formal = {"", *function.input, *function.output}
+    for node in function.node:
+        for names in (node.input, node.output):
+            names[:] = [name if name in formal else f"inner_{name}" for name in names]
+
+
+def call_of(node: ir.Node) -> Call:
+    """Return how a node uses its op."""
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    return Call(attributes, tuple(value is not None for value in node.inputs), len(node.outputs))
+
+
+def function_of(name: str, call: Call, overload: str) -> onnx.FunctionProto:
+    """Return the reference body of an op for one use."""
     op = OPS[name]
     formal = op.inputs[: len(call.given)]
     text = (
         f'<opset_import: ["" : {OPSET}], domain: "{EW}">\n'
-        f"{name} ({', '.join(formal)}) => ({', '.join(op.outputs)}) {{\n{op.body(call)}}}"
+        f"{name} ({', '.join(formal)}) => ({', '.join(op.outputs[: call.results])}) {{\n{op.body(call)}}}"
     )
     function = onnx.parser.parse_function(text)
     function.overload = overload
-    return ir.serde.deserialize_function(function)
+    return function

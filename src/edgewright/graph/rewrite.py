@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -41,6 +42,23 @@ def int64_constant(stage: Stage, values: Sequence[int], name: str) -> ir.Value:
             ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         )
     return stage.graph.initializers[name]
+
+
+def scalar_constant(stage: Stage, value: Any, dtype: Any, name: str) -> ir.Value:
+    """Register a scalar as an initializer (shared by name)."""
+    if name not in stage.graph.initializers:
+        tensor = ir.tensor(np.asarray(value, dtype=dtype), name=name)
+        kind = ir.TensorType(tensor.dtype)
+        stage.graph.register_initializer(ir.Value(name=name, shape=ir.Shape(()), type=kind, const_value=tensor))
+    return stage.graph.initializers[name]
+
+
+def number_of(stage: Stage, value: ir.Value) -> Any | None:
+    """Return the only number of an initializer that stands in the graph itself, or None."""
+    small = value.is_initializer() and value.name not in stage.producers and value.const_value is not None
+    if not small or value.const_value is None or value.const_value.size != 1:
+        return None
+    return value.const_value.numpy().reshape(-1)[0]
 
 
 def merge_linears(stage: Stage, nodes: Sequence[ir.Node]) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
 from edgewright.contract import StageContract
-from edgewright.graph.weights import FloatProducer, Producer, Weight
+from edgewright.graph.weights import FloatProducer, Producer, TensorSpec, Weight
 
 IR_DTYPES = {
     "float32": ir.DataType.FLOAT,
@@ -19,7 +21,26 @@ IR_DTYPES = {
     "int32": ir.DataType.INT32,
     "int64": ir.DataType.INT64,
     "bool": ir.DataType.BOOL,
+    "int4": ir.DataType.INT4,
+    "uint4": ir.DataType.UINT4,
+    "float4_e2m1": ir.DataType.FLOAT4E2M1,
+    "float8_e4m3fn": ir.DataType.FLOAT8E4M3FN,
+    "float8_e8m0fnu": ir.DataType.FLOAT8E8M0,
 }
+
+
+@dataclass(frozen=True)
+class OutsideTable:
+    """The embedding table of a stage that takes rows of embeddings: what makes the tensors of its own file.
+
+    `module` is the table's, `value` the graph's value that the input stands for, `multiplier` what every row is
+    multiplied by after it was decoded, or None.
+    """
+
+    module: str
+    value: str
+    producer: Producer
+    multiplier: float | None
 
 
 @dataclass
@@ -29,7 +50,10 @@ class Stage:
     A producer of several tensors stands under each of their names. `weights` holds the float weights as the
     checkpoint gave them, by name, for passes that quantize and for verification. `notes` collects, in words, what was
     decided on the way (tied heads, left-out tensors, a bounded context); the manifest carries them. `aliases` names
-    initializers that are another initializer's bytes under another shape. `layers` counts the model's layers.
+    initializers that are another initializer's bytes under another shape or type. `layers` counts the model's layers,
+    `cache` is the record of a quantized key/value cache.
+    `vocabulary` is what the manifest says of a reduced vocabulary, empty for a full one. `outside` is the embedding
+    table where it isn't in the graph.
     """
 
     name: str
@@ -42,6 +66,9 @@ class Stage:
     notes: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     layers: int = 0
+    cache: dict[str, Any] | None = None
+    vocabulary: dict[str, Any] = field(default_factory=dict)
+    outside: OutsideTable | None = None
 
     def add_weight(self, weight: Weight, dtype: str = "float32") -> None:
         """Register `weight` with a plain float producer."""
@@ -58,25 +85,36 @@ class Stage:
 
     def add_producer(self, producer: Producer) -> tuple[ir.Value, ...]:
         """Register `producer` and return new initializer values for its tensors, in order."""
-        values = []
-        for spec in producer.specs:
-            self.producers[spec.name] = producer
-            value = ir.Value(name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(IR_DTYPES[spec.dtype]))
-            self.graph.register_initializer(placeholder(value))
-            values.append(value)
-        return tuple(values)
+        return tuple(self.add_tensor(producer, spec) for spec in producer.specs)
 
-    def alias(self, value: ir.Value, reshape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> ir.Value:
-        """Return an initializer of another shape over the same bytes of the weight file."""
+    def add_tensor(self, producer: Producer, spec: TensorSpec) -> ir.Value:
+        """Register one of `producer`'s tensors and return a new initializer value for it."""
+        self.producers[spec.name] = producer
+        value = ir.Value(name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(IR_DTYPES[spec.dtype]))
+        self.graph.register_initializer(placeholder(value))
+        return value
+
+    def alias(
+        self,
+        value: ir.Value,
+        reshape: Callable[[tuple[int, ...]], tuple[int, ...]],
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Return an initializer of another shape, or another type too, over the same bytes of the weight file."""
         assert value.name is not None
         assert value.shape is not None
-        name = f"{value.name}.flat"
-        if name not in self.graph.initializers:
-            shape = reshape(tuple(int(d) for d in value.shape))  # type: ignore[arg-type]
-            alias = ir.Value(name=name, shape=ir.Shape(shape), type=value.type)
-            self.graph.register_initializer(placeholder(alias))
-            self.aliases[name] = value.name
-        return self.graph.initializers[name]
+        shape = reshape(tuple(int(d) for d in value.shape))  # type: ignore[arg-type]
+        kind = ir.TensorType(dtype) if dtype is not None else value.type
+        for count in itertools.count(1):
+            name = f"{value.name}.flat" + (f".{count}" if count > 1 else "")
+            if name not in self.graph.initializers:
+                alias = ir.Value(name=name, shape=ir.Shape(shape), type=kind)
+                self.graph.register_initializer(placeholder(alias))
+                self.aliases[name] = value.name
+            found = self.graph.initializers[name]
+            if found.shape == ir.Shape(shape) and found.type == kind:
+                return found
+        raise AssertionError
 
     def model(self) -> ir.Model:
         """Return the ONNX model around the graph (weights still without values)."""

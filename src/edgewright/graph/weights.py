@@ -28,7 +28,11 @@ _NUMPY_DTYPES: dict[str, np.dtype] = {
     "uint8": np.dtype(np.uint8),
     "int8": np.dtype(np.int8),
     "int64": np.dtype(np.int64),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
+#: Numbers of half a byte; arrays hold them in pairs, low half first.
+PACKED_DTYPES = frozenset({"int4", "uint4", "float4_e2m1"})
 
 
 class Rows(Protocol):
@@ -45,7 +49,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype name and shape of a tensor in a weight file."""
+    """Name, dtype name and shape of a tensor in a weight file; 4-bit shapes count numbers, an even number a row."""
 
     name: str
     dtype: str
@@ -53,13 +57,18 @@ class TensorSpec:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """The NumPy dtype of `dtype`."""
-        return _NUMPY_DTYPES[self.dtype]
+        """The NumPy dtype of the arrays that hold `dtype`."""
+        return np.dtype(np.uint8) if self.dtype in PACKED_DTYPES else _NUMPY_DTYPES[self.dtype]
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of the array that holds it: that of bytes where two numbers share one."""
+        return (*self.shape[:-1], self.shape[-1] // 2) if self.dtype in PACKED_DTYPES else self.shape
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * self.numpy_dtype.itemsize
+        return math.prod(self.array_shape) * self.numpy_dtype.itemsize
 
 
 class Weight(ABC):
@@ -76,11 +85,11 @@ class Weight(ABC):
         """Return the stored tensor this weight is, value for value, or None when it was transformed."""
         return None
 
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield row ranges of about BLOCK_ELEMENTS elements."""
+    def blocks(self, multiple: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield row ranges of about BLOCK_ELEMENTS elements that begin at multiples of `multiple`."""
         rows = self.shape[0] if self.shape else 1
         width = max(1, math.prod(self.shape[1:]))
-        step = max(1, BLOCK_ELEMENTS // width)
+        step = max(1, BLOCK_ELEMENTS // width // multiple) * multiple
         for start in range(0, rows, step):
             yield start, min(rows, start + step)
 
@@ -91,15 +100,15 @@ class StoredWeight(Weight):
     def __init__(self, tensor: Rows, name: str, plus: float = 0.0) -> None:
         self.name = name
         self.shape = tensor.shape
-        self._tensor = tensor
-        self._plus = np.float32(plus)
+        self.tensor = tensor
+        self.plus = np.float32(plus)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        values = self._tensor.rows(start, stop)
-        return values + self._plus if self._plus else values
+        values = self.tensor.rows(start, stop)
+        return values + self.plus if self.plus else values
 
     def stored(self) -> Rows | None:
-        return None if self._plus else self._tensor
+        return None if self.plus else self.tensor
 
 
 class ComputedWeight(Weight):

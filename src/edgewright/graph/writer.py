@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -38,7 +38,7 @@ def write_stage(stage: Stage, folder: Path, *, progress: Progress | None = None,
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / WEIGHTS_FILE).open("wb") as file:
         file.truncate(layout_size(layout))
-        _write_weights(stage, layout, file, progress or (lambda _: None), threads)
+        write_producers(unique_producers(stage), layout, file, progress or (lambda _: None), threads)
     write_graph(stage, layout, folder)
 
 
@@ -89,8 +89,10 @@ def unique_producers(stage: Stage) -> Iterator[Producer]:
             yield producer
 
 
-def _write_weights(stage: Stage, layout: Layout, file: BinaryIO, progress: Progress, threads: int) -> None:
-    """Compute chunks on threads, a few ahead, and write each at its tensors' cursors."""
+def write_producers(
+    producers: Iterable[Producer], layout: Layout, file: BinaryIO, progress: Progress, threads: int
+) -> None:
+    """Compute chunks on threads, a few ahead, and write each at its tensors' places, those `layout` has."""
     with ThreadPoolExecutor(max_workers=threads) as pool:
         waiting: list[tuple[dict[str, int], Producer, Future[tuple[np.ndarray, ...]]]] = []
 
@@ -108,7 +110,7 @@ def _write_weights(stage: Stage, layout: Layout, file: BinaryIO, progress: Progr
                     progress(data.nbytes)
 
         finished = []
-        for producer in unique_producers(stage):
+        for producer in producers:
             cursors = {spec.name: 0 for spec in producer.specs}
             finished.append((producer, cursors))
             for chunk in producer.chunks():

@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from edgewright.checkpoint.layouts.quantization import Quantization
 from edgewright.errors import ConfigError, TensorMismatchError, UnknownModelTypeError
 from edgewright.graph import Stage
 from edgewright.graph.weights import Rows, StoredWeight
 from edgewright.models._config import NO_EFFECT, DecoderConfig
-from edgewright.models._rules import Rule
-from edgewright.nn import CausalLM, Parameter
+from edgewright.models._rules import Rename, Rule
+from edgewright.nn import CausalLM, Linear, Parameter
 
 #: The `model_type`s that can be built; each is a module of this package.
 FAMILIES = (
@@ -93,6 +95,8 @@ class Source(Protocol):
     def config(self) -> Mapping[str, Any]: ...
     @property
     def tensors(self) -> Mapping[str, Any]: ...
+    @property
+    def quantization(self) -> Quantization | None: ...
 
 
 class Family(Protocol):
@@ -144,7 +148,13 @@ def build_llm(source: Source, *, max_context: int | None = None, default_context
     if not 1 <= context <= limit:
         raise ConfigError(f"A context of {context} tokens is outside what the model supports (1 to {limit}).")
     network = family.network(config, context)
-    notes = _bind(network, source.tensors, family, config)
+    quantization = source.quantization
+    if quantization is not None:
+        _follow(network, quantization)
+    canonical = quantization is not None and quantization.canonical
+    notes = _bind(network, source.tensors, family, config, canonical=canonical)
+    if quantization is not None:
+        notes = [f"quantized checkpoint: {quantization.method}", *quantization.notes, *notes, *_given_up(network)]
     stage = network.stage(max_context=context)
     stage.notes += notes
     if context < limit:
@@ -152,10 +162,60 @@ def build_llm(source: Source, *, max_context: int | None = None, default_context
     return stage
 
 
-def _bind(network: CausalLM, stored: Mapping[str, Any], family: Family, config: DecoderConfig) -> list[str]:
-    """Give every parameter its tensor; everything missing, extra or of another shape is an error."""
+def _given_up(network: CausalLM) -> list[str]:
+    """Return what a quantized checkpoint's tensors had that the network's parameters have no place for."""
+    tensors = [p.weight.tensor for p in network.parameters() if isinstance(p.weight, StoredWeight)]
+    decoded = Counter(encoding.label for t in tensors if (encoding := getattr(t, "decoded", None)) is not None)
+    notes = [
+        f"{count} weights of {label} became exact floats: their parts have scales apart"
+        for label, count in decoded.items()
+    ]
+    unrounded = sum(getattr(t, "unrounded", False) for t in tensors)
+    if unrounded:
+        notes.append(f"the inputs of {unrounded} weights stay floats: their parts round them differently")
+    return notes
+
+
+def module_name(config: Mapping[str, Any], stored: str) -> str:
+    """Return the path that a module of a stored name, such as an attention, has in the network."""
+    family, parsed = config_of(config)
+    renames: dict[str, str] = getattr(family, "RENAMES", {})
+    name = f"{stored}.k_proj.weight"
+    tensors: dict[str, Any] = {
+        next((to + name[len(old) :] for old, to in renames.items() if name.startswith(old)), name): None
+    }
+    for rule in getattr(family, "rules", _no_rules)(parsed):
+        if isinstance(rule, Rename):
+            rule.apply(tensors)
+    return next(iter(tensors)).rsplit(".", 2)[0]
+
+
+def _follow(network: CausalLM, quantization: Quantization) -> None:
+    """Give the network what quantizing added: a head of its own, biases."""
+    if quantization.untied and network.tied:
+        table = network.model.embed_tokens.weight
+        network.lm_head.weight = Parameter(*network.lm_head.weight.shape)
+        network.lm_head.weight.name = "lm_head.weight"
+        assert table is not network.lm_head.weight
+        network.tied = False
+    linears = {module.path: module for module in network.modules() if isinstance(module, Linear)}
+    for path in quantization.biases:
+        linear = linears.get(path)
+        if linear is None:
+            raise ConfigError(f"The quantized checkpoint has a bias for {path}, which is no linear of the model.")
+        linear.bias = Parameter(linear.weight.shape[0])
+        linear.bias.name = f"{path}.bias"
+
+
+def _bind(
+    network: CausalLM, stored: Mapping[str, Any], family: Family, config: DecoderConfig, *, canonical: bool
+) -> list[str]:
+    """Give every parameter its tensor; everything missing, extra or of another shape is an error.
+
+    `canonical` tensors have the parameters' own names already.
+    """
     notes: list[str] = []
-    tensors = _renamed(stored, family, config, notes)
+    tensors = dict(stored) if canonical else _renamed(stored, family, config, notes)
     parameters = {p.name: p for p in network.parameters()}
     table = network.model.embed_tokens.weight.name
     if network.tied and "lm_head.weight" in tensors:
@@ -170,6 +230,7 @@ def _bind(network: CausalLM, stored: Mapping[str, Any], family: Family, config: 
                 "The config ties lm_head to the embedding table but the checkpoint stores two different tensors: "
                 "set tie_word_embeddings to false or remove one."
             )
+    notes += _without_zero_biases(tensors, parameters)
     problems = [f"{name} is missing" for name in parameters if name not in tensors]
     problems += [f"{name} is not used by the family" for name in tensors if name not in parameters]
     for name, parameter in parameters.items():
@@ -181,10 +242,24 @@ def _bind(network: CausalLM, stored: Mapping[str, Any], family: Family, config: 
     return notes
 
 
+def _without_zero_biases(tensors: dict[str, Any], parameters: Mapping[str, Parameter]) -> list[str]:
+    """Leave out the biases of zeros that old tools gave every linear they quantized; returns a note."""
+    extra = [name for name in tensors if name.endswith(".bias") and name not in parameters]
+    zeros = 0
+    for name in extra:
+        weight, bias = tensors.get(f"{name.removesuffix('.bias')}.weight"), tensors[name]
+        quantized = getattr(weight, "encoding", None) is not None and len(bias.shape) == 1
+        if quantized and not np.any(bias.rows(0, bias.shape[0])):
+            del tensors[name]
+            zeros += 1
+    return [f"{zeros} biases of zeros left out"] if zeros else []
+
+
 def _attach(parameter: Parameter, tensor: Rows) -> list[str]:
     if tuple(tensor.shape) != parameter.shape:
         return [f"{parameter.name} has the shape {list(tensor.shape)} where {list(parameter.shape)} is needed"]
-    if "float" not in tensor.dtype and not tensor.dtype.startswith("Q"):
+    encoded = getattr(tensor, "encoding", None) is not None
+    if not encoded and "float" not in tensor.dtype and not tensor.dtype.startswith("Q"):
         return [f"{parameter.name} is stored as {tensor.dtype} where floating-point numbers are needed"]
     parameter.weight = StoredWeight(tensor, parameter.name, parameter.plus)
     return []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgewright.checkpoint.views import Columns, Flattened, RowsView, Span, reshaped
+from edgewright.checkpoint.views import Columns, EveryNth, Flattened, RowsView, Span, reshaped
 from edgewright.errors import TensorMismatchError
 
 Tensors = dict[str, Any]
@@ -58,6 +58,22 @@ class Split:
             for to, spans in self.parts.items():
                 new = match.expand(to)
                 _put(tensors, new, RowsView(new, [(tensor, span) for span in spans]))
+        return None
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Deal rows in turn: template i of `parts` gets the rows i, i + n, ... for n parts."""
+
+    pattern: str
+    parts: Sequence[str]
+
+    def apply(self, tensors: Tensors) -> str | None:
+        for name, match in _matches(self.pattern, tensors):
+            tensor = tensors.pop(name)
+            for first, to in enumerate(self.parts):
+                new = match.expand(to)
+                _put(tensors, new, EveryNth(new, tensor, first, len(self.parts)))
         return None
 
 
@@ -123,7 +139,8 @@ class Stack:
             parts = [tensors.pop(names[i]) for i in range(self.count)]
             if len({(part.dtype, tuple(part.shape[1:])) for part in parts}) != 1:
                 raise TensorMismatchError(f"The parts of {new} have different shapes or dtypes.")
-            _put(tensors, new, RowsView(new, [(part, (0, part.shape[0])) for part in parts]))
+            # The parts are experts, whose inputs the graph can't put in another order.
+            _put(tensors, new, RowsView(new, [(part, (0, part.shape[0])) for part in parts], in_place=True))
         return None
 
 

@@ -1,6 +1,6 @@
 """gpt-oss: attention with sinks and a window on every other layer, experts with biases and a bounded SwiGLU.
 
-The experts are stored as `[in, out]`, gate and up taking turns in the columns.
+The experts are stored as `[in, out]`, gate and up taking turns in the columns, or quantized (MXFP4) by rows.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from edgewright import nn
-from edgewright.errors import ConfigError
 from edgewright.models._config import DecoderConfig, layer_windows
 from edgewright.models._experts import ROUTER_TRAINING, expert_problems
-from edgewright.models._rules import Rule, Tensors, Transpose
+from edgewright.models._rules import Deal, Rule, Transpose
 from edgewright.nn import moe
 
 #: The rope of a config that says nothing of it.
@@ -27,7 +26,6 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_MXFP4 = "its experts are stored as MXFP4 ({}), which can't be read yet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,6 @@ class Config(DecoderConfig):
     num_experts_per_tok: int = 4
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
-    quantization_config: Mapping[str, Any] | None = None
 
     absent: typing.ClassVar[frozenset[str]] = frozenset({"hidden_act"})
     fixed: typing.ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
@@ -70,15 +67,7 @@ class Config(DecoderConfig):
         return super().read(config)
 
     def problems(self) -> list[str]:
-        found = super().problems() + expert_problems(self.num_local_experts, self.num_experts_per_tok)
-        if self.quantization_config is not None:
-            method = self.quantization_config.get("quant_method")
-            found.append(
-                _MXFP4.format("quantization_config")
-                if method == "mxfp4"
-                else f"quantization_config asks for {method!r}, which is unknown to this family"
-            )
-        return found
+        return super().problems() + expert_problems(self.num_local_experts, self.num_experts_per_tok)
 
     def windows(self) -> list[int | None]:
         """Return each layer's window."""
@@ -86,23 +75,13 @@ class Config(DecoderConfig):
         return layer_windows(self.layer_types, self.sliding_window, default)
 
 
-class _NoMxfp4:
-    """Refuse the published files' experts by name."""
-
-    def apply(self, tensors: Tensors) -> str | None:
-        for name in tensors:
-            if name.endswith(("_proj_blocks", "_proj_scales")):
-                raise ConfigError(f"The checkpoint can't be built as 'gpt_oss' because {_MXFP4.format(name)}.")
-        return None
-
-
 def rules(config: Config) -> Sequence[Rule]:
-    """Turn the experts' matrices, and take the columns of gate and up apart."""
+    """Turn the experts' matrices, and take the columns, or the rows of quantized ones, of gate and up apart."""
     experts = r"(.*\.experts\.)"
     halves = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
     whole = {"down_proj": slice(None)}
     return (
-        _NoMxfp4(),
+        Deal(experts + r"gate_up_proj\.weight", (r"\1gate_proj.weight", r"\1up_proj.weight")),
         *(
             Transpose(experts + stored + suffix, {rf"\1{part}.{kind}": picked for part, picked in parts.items()}, True)
             for stored, parts in (("gate_up_proj", halves), ("down_proj", whole))

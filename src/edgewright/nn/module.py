@@ -53,6 +53,12 @@ class Module:
         for name, child in self.children():
             child.assign_names(prefix + name)
 
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below it."""
+        yield self
+        for _, child in self.children():
+            yield from child.modules()
+
     def parameters(self) -> Iterator[Parameter]:
         """Yield every parameter of the tree once."""
         seen: set[int] = set()

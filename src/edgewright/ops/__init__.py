@@ -5,7 +5,9 @@ from __future__ import annotations
 from edgewright.ops._body import Call, Op
 from edgewright.ops.activation import ACTIVATION, ACTIVATIONS, GATED_ACTIVATION, activation, gated_activation
 from edgewright.ops.attention import ATTENTION, attention
+from edgewright.ops.cache_write import CACHE_WRITE, cache_write
 from edgewright.ops.causal_conv import CAUSAL_CONV, causal_conv
+from edgewright.ops.decode import DECODE, DECODE_ROWS, decode, decode_rows
 from edgewright.ops.embedding import EMBEDDING, embedding
 from edgewright.ops.experts import EXPERTS, experts
 from edgewright.ops.gated_delta import GATED_DELTA, gated_delta
@@ -14,6 +16,7 @@ from edgewright.ops.linear import LINEAR, linear
 from edgewright.ops.quantized import DEQUANTIZE, QUANT_EMBEDDING, QUANT_LINEAR
 from edgewright.ops.rms_norm import RMS_NORM, rms_norm
 from edgewright.ops.rope import ROPE, rope
+from edgewright.ops.round_input import ROUND_INPUT, round_input
 from edgewright.ops.softcap import SOFTCAP, softcap
 from edgewright.ops.state_space import STATE_SPACE, state_space
 
@@ -23,7 +26,10 @@ OPS: dict[str, Op] = {
     for op in (
         ACTIVATION,
         ATTENTION,
+        CACHE_WRITE,
         CAUSAL_CONV,
+        DECODE,
+        DECODE_ROWS,
         DEQUANTIZE,
         EMBEDDING,
         EXPERTS,
@@ -35,6 +41,7 @@ OPS: dict[str, Op] = {
         QUANT_LINEAR,
         RMS_NORM,
         ROPE,
+        ROUND_INPUT,
         SOFTCAP,
         STATE_SPACE,
     )
@@ -47,7 +54,10 @@ __all__ = [
     "Op",
     "activation",
     "attention",
+    "cache_write",
     "causal_conv",
+    "decode",
+    "decode_rows",
     "embedding",
     "experts",
     "gated_activation",
@@ -56,6 +66,7 @@ __all__ = [
     "linear",
     "rms_norm",
     "rope",
+    "round_input",
     "softcap",
     "state_space",
 ]

@@ -12,10 +12,11 @@ HIDDEN_SCORE = -1.0e30
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an op: its attributes, and which of its formal inputs are given."""
+    """One use of an op: its attributes, which formal inputs are given, how many outputs are wanted (None: all)."""
 
     attributes: Mapping[str, Any]
     given: tuple[bool, ...]
+    results: int | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.attributes[name]

@@ -5,8 +5,9 @@ caches `[batch, kv_heads, capacity, head_dim]` and `[..., value_dim]`, past_leng
 is written to slot past_lengths[b] + i and sees the slots up to its own, at most `window` of them. scores = scale *
 q k^T, then `softcap * tanh(scores / softcap)` where a cap is given, plus `bias[head, slot]` where a table
 `[heads, slots]` is given, then softmax over the slots and, where `sinks` `[heads]` are given, one more score that takes
-its share and has no value. Without k and v nothing is written: the caches are those of a layer that wrote already.
-Returns y `[batch, seq, heads * value_dim]` and both caches.
+its share and has no value. Without k and v nothing is written: the caches are those of a layer that wrote already, or,
+with float32 `k_scale` and `v_scale` `[1]` or `[kv_heads]`, the codes that a `CacheWrite` wrote: key = code * scale.
+Returns y `[batch, seq, heads * value_dim]` and both caches; a node that writes nothing may leave them out.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def attention(
     value_dim: int | None = None,
     sinks: ir.Value | None = None,
     bias: ir.Value | None = None,
+    k_scale: ir.Value | None = None,
+    v_scale: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Append an `Attention` node; returns y, present_key, present_value."""
     result: tuple[ir.Value, ir.Value, ir.Value] = g.ew(
@@ -47,6 +50,8 @@ def attention(
         past_lengths,
         sinks,
         bias,
+        k_scale,
+        v_scale,
         outputs=3,
         heads=heads,
         kv_heads=kv_heads,
@@ -62,7 +67,7 @@ def attention(
 def _body(call: Call) -> str:
     heads, kv_heads, head_dim = call["heads"], call["kv_heads"], call["head_dim"]
     window, softcap, value_dim = call.attributes.get("window"), call.attributes.get("softcap"), call["value_dim"]
-    given = (*call.given, False, False)
+    given = (*call.given, False, False, False, False)
     text = ints("q_heads", 0, 0, heads, head_dim) + ints("k_heads", 0, 0, kv_heads, head_dim)
     text += ints("grouped", 0, kv_heads, -1, head_dim) + ints("flat", 0, 0, heads * value_dim)
     text += ints("zero", 0) + ints("one", 1) + ints("two", 2) + ints("index1", 1)
@@ -76,6 +81,12 @@ def _body(call: Call) -> str:
         text += "present_value = TensorScatter<axis = 2>(past_value, vt, past_lengths)\n"
     else:
         text += "present_key = Identity(past_key)\npresent_value = Identity(past_value)\n"
+    keys, values = "present_key", "present_value"
+    if given[8]:
+        keys, values = "keys", "values"
+        text += ints("scales", kv_heads) + "k_s = Expand(k_scale, scales)\nv_s = Expand(v_scale, scales)\n"
+        text += "keys = DequantizeLinear<axis = 1>(present_key, k_s)\n"
+        text += "values = DequantizeLinear<axis = 1>(present_value, v_s)\n"
     # which slots a row sees
     text += "seq_v = Shape<start = 1, end = 2>(q)\nseq = Squeeze(seq_v, zero)\n"
     text += "cap_v = Shape<start = 2, end = 3>(past_key)\ncap = Squeeze(cap_v, zero)\n"
@@ -90,7 +101,7 @@ def _body(call: Call) -> str:
     text += "seen = Unsqueeze(seen3, one)\n"
     # scores of every head, the heads of a group sharing their keys
     text += "q4 = Reshape(q, q_heads)\nqt = Transpose<perm = [0, 2, 1, 3]>(q4)\nqg = Reshape(qt, grouped)\n"
-    text += "ktt = Transpose<perm = [0, 1, 3, 2]>(present_key)\nraw = MatMul(qg, ktt)\n"
+    text += f"ktt = Transpose<perm = [0, 1, 3, 2]>({keys})\nraw = MatMul(qg, ktt)\n"
     text += scalar("scale", call["scale"]) + "scaled_g = Mul(raw, scale)\n"
     text += "batch = Shape<start = 0, end = 1>(q)\n" + ints("n_heads", heads)
     text += "by_head = Concat<axis = 0>(batch, n_heads, seq_v, cap_v)\nscaled = Reshape(scaled_g, by_head)\n"
@@ -115,14 +126,14 @@ def _body(call: Call) -> str:
         text += "weights = Softmax<axis = -1>(masked)\n"
     text += ints("n_groups", kv_heads) + ints("rest", -1)
     text += "by_group = Concat<axis = 0>(batch, n_groups, rest, cap_v)\nwg = Reshape(weights, by_group)\n"
-    text += "mixed = MatMul(wg, present_value)\n" + ints("width_v", value_dim)
+    text += f"mixed = MatMul(wg, {values})\n" + ints("width_v", value_dim)
     text += "out_heads = Concat<axis = 0>(batch, n_heads, seq_v, width_v)\nm4 = Reshape(mixed, out_heads)\n"
     return text + "mt = Transpose<perm = [0, 2, 1, 3]>(m4)\ny = Reshape(mt, flat)\n"
 
 
 ATTENTION = Op(
     "Attention",
-    ("q", "k", "v", "past_key", "past_value", "past_lengths", "sinks", "bias"),
+    ("q", "k", "v", "past_key", "past_value", "past_lengths", "sinks", "bias", "k_scale", "v_scale"),
     ("y", "present_key", "present_value"),
     _body,
 )

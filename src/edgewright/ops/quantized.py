@@ -2,9 +2,10 @@
 a weight as floats, for an op that has no twin of its own.
 
 A weight `[out, in]` is stored as codes of `bits` bits, `group` to a block, low nibble first, in uint8
-`[out, blocks, group * bits / 8]`, with float32 scales `[out, blocks]` and, optionally, zero points packed like the
+`[out, blocks, group * bits / 8]`, with scales `[out, blocks]` and, optionally, zero points packed like the
 codes in uint8 `[out, ceil(blocks * bits / 8)]`; without them the zero point is 2^(bits - 1). Optional float32 offsets
 `[out, blocks]` are added. The last block is padded. value = (code - zero_point) * scale + offset.
+Where the attribute `scales` is "float16", which it otherwise is not there, the scales are, and the op widens them.
 The attribute `int8_activations` allows a kernel to round x to int8 in blocks of `group`; the reference body does not.
 """
 
@@ -41,6 +42,9 @@ def _dequantize(call: Call, codes: str, scales: str, zero_points: str | None, of
         text += ints("n_blocks", blocks) + ints("axis2", 2)
         text += "z_cut = Slice(z_all, zero, n_blocks, axis2)\n" + ints("z_shape", 0, blocks, 1)
         text += "z = Reshape(z_cut, z_shape)\n"
+    if call.attributes.get("scales") == "float16":
+        text += f"widened = Cast<to = 1>({scales})\n"
+        scales = "widened"
     text += f"centred = Sub(q, z)\ns3 = Unsqueeze({scales}, last)\nscaled = Mul(centred, s3)\n"
     if offsets is None:
         text += "blocked = Identity(scaled)\n"

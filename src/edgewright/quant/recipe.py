@@ -1,177 +1,304 @@
-"""Recipes: which weight is stored how, as ordered name patterns in YAML; the last rule that matches wins.
+"""Recipes: what every weight, activation and cache is stored as and how its numbers are found; immutable values.
 
-```yaml
-recipe: my-mix                       # a name for the manifest
-body: {format: int4, group: 32}      # every linear that is not the head
-lm_head: {format: int8, group: 32}
-embedding: {format: int8, group: 32}
-rules:                               # optional, in order, over module names
-  - pattern: "model.layers.0.mlp.*"
-    format: int8
-```
-
-`format` is float32, float16, int8, int4 or stored; int formats take `group` (32, 64 or 128; default 32), `zero_point`
-(default false) and `activations` (int8, the default, or float32: slower, without the noise of rounded inputs).
-`stored` keeps what the checkpoint has: GGUF blocks as integer codes, bit-exactly, and floats as float32 or float16.
+A recipe is YAML (see `docs/recipes.md`), read by `recipe_file`; rules stand in order over module names and classes, and
+the last one that says something about a part of a module (its weight, its activations, its algorithm) wins.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import yaml
-
 from edgewright.errors import RecipeError
-from edgewright.quant.formats import FloatFormat, IntFormat, StoredFormat, Wanted
+from edgewright.formats import ActivationFormat, FloatFormat, Format, StoredFormat, Wanted
+from edgewright.formats.cache import KVFormat
 
-FORMATS = ("float32", "float16", "int8", "int4", "stored")
-GROUPS = (32, 64, 128)
-_KEYS = ("format", "group", "zero_point", "activations")
-_SECTIONS = ("body", "lm_head", "embedding")
+#: Kinds of modules; a rule's `class` is one of them. Experts belong to the section `body`.
+KINDS = ("body", "experts", "lm_head", "embedding")
+_SHOWN_CHARACTERS = 80
+
+
+def shown(value: object) -> str:
+    """Return a recipe's value as it may stand in a message: quoted, in one line, at most 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells no number of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 4]}...{text[-1]}"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a weight's codes are found; `name` is minmax, percentile, mse, awq or gptq.
+
+    `percentile` (percent of magnitudes kept) belongs to percentile; `clip` (search for a clip ratio) to awq; `damping`
+    (share of the mean diagonal), `activation_order` and `refit` (scales fitted to the codes) to gptq.
+    """
+
+    name: str = "minmax"
+    percentile: float = 99.99
+    clip: bool = True
+    damping: float = 0.02
+    activation_order: bool = True
+    refit: bool = True
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it looks at activations."""
+        return self.name in ("awq", "gptq")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a recipe calibrates on: `source` is `english` (the text that ships) or a path."""
+
+    source: str = "english"
+    sequences: int = 64
+    length: int = 512
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """Changes of the float model before rounding, exact in float arithmetic.
+
+    `smoothing` is SmoothQuant's alpha, or None; `rotation` turns vectors by Hadamard matrices ("values":
+    each head's values, "residual": the residual stream as well); `bias_correction` adds the mean output error of a
+    linear to its bias; `sequential` lets every layer see the rounded layers before it.
+    """
+
+    smoothing: float | None = None
+    rotation: str | None = None
+    bias_correction: bool = False
+    sequential: bool = False
+
+
+@dataclass(frozen=True)
+class Range:
+    """How the range of a static activation is found: minmax, percentile (of magnitudes) or mse."""
+
+    name: str = "minmax"
+    percentile: float = 99.99
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A recipe's word on activations: a format, or none, and how a static range is found."""
+
+    format: ActivationFormat | None
+    range: Range = Range()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was resolved for one module; `where` says which lines decided, by part."""
+
+    weight: Wanted
+    inputs: Inputs
+    algorithm: Algorithm
+    where: Mapping[str, str] = field(compare=False)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A name pattern and the format of what it matches; `where` is file and line for messages."""
+    """A pattern over names, or a class, and what it says; parts that are None are left as they are.
+
+    `where` is file and line for messages.
+    """
 
     pattern: str
-    format: Wanted
+    format: Wanted | None
     where: str
+    inputs: Inputs | None = None
+    algorithm: Algorithm | None = None
+    kind: str | None = None
+    #: Whether it stands for a section's own words, which need no effect.
+    section: bool = False
+    #: Whether it comes with the package: it holds for families that lack such modules, and others may override it.
+    builtin: bool = False
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What it says, by part."""
+        said = {"weight": self.format, "inputs": self.inputs, "algorithm": self.algorithm}
+        return {part: value for part, value in said.items() if value is not None}
+
+    def matches(self, name: str, kind: str) -> bool:
+        """Tell whether a module is meant."""
+        return self.kind in (None, kind) and fnmatch.fnmatchcase(name, self.pattern)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A parsed recipe; immutable."""
+    """A parsed recipe; immutable. `lines` gives the line of every section for messages."""
 
     name: str
     body: Wanted
     lm_head: Wanted
     embedding: Wanted
     rules: tuple[Rule, ...] = ()
+    inputs: Inputs = Inputs(None)
+    algorithm: Algorithm = Algorithm()
+    kv: KVFormat | None = None
+    data: Data = Data()
+    transforms: Transforms = Transforms()
+    stages: Mapping[str, Recipe] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether activations must be seen before this recipe can be applied."""
+        rules = [*(rule.algorithm for rule in self.rules), self.algorithm]
+        inputs = [*(rule.inputs for rule in self.rules), self.inputs]
+        static = any(i is not None and i.format is not None and i.format.static for i in inputs)
+        changed = self.transforms.smoothing is not None or self.transforms.bias_correction
+        return static or changed or self.kv is not None or any(a is not None and a.needs_data for a in rules)
+
+    @property
+    def needs_quantizer(self) -> bool:
+        """Whether more is asked for than rounding every weight as it is written."""
+        algorithms = [*(rule.algorithm for rule in self.rules), self.algorithm]
+        searched = any(a is not None and a.name != "minmax" for a in algorithms)
+        return self.needs_data or searched or self.transforms.rotation is not None
+
+    def for_stage(self, stage: str, known: Sequence[str]) -> Recipe:
+        """Return what holds for one stage; raises RecipeError when it speaks of stages the model lacks."""
+        for name, inner in self.stages.items():
+            if name not in known:
+                raise RecipeError(
+                    f"{inner.lines['stage']}: the model has no stage {name!r}; it has {', '.join(known)}."
+                )
+        return self.stages.get(stage, self)
 
     def resolve(self, modules: Sequence[tuple[str, str]]) -> dict[str, Wanted]:
-        """Return the format of every module, given (name, kind) with kind `body`, `lm_head` or `embedding`.
+        """Return the weight format of every module; see `choices`."""
+        return {name: choice.weight for name, choice in self.choices(modules).items()}
 
-        Raises RecipeError when a rule matches nothing.
+    def choices(self, modules: Sequence[tuple[str, str]]) -> dict[str, Choice]:
+        """Return what holds for every module, given (name, kind) with a kind of KINDS.
+
+        Raises RecipeError when a rule matches nothing, when later rules leave it no effect, or when rules take away all
+        that the section `body` asks for.
         """
-        resolved = {name: getattr(self, kind) for name, kind in modules}
-        for rule in self.rules:
-            hits = [name for name in resolved if fnmatch.fnmatchcase(name, rule.pattern)]
-            if not hits:
-                near = difflib.get_close_matches(rule.pattern, list(resolved), n=1, cutoff=0.3)
-                hint = f"; the nearest name is {near[0]}" if near else ""
-                raise RecipeError(f"{rule.where}: the pattern {rule.pattern!r} matches no module{hint}.")
+        # Of every part: what holds, the line that says so, and the place of the rule, -1 for a section.
+        found: dict[str, dict[str, tuple[Any, str, int]]] = {}
+        for name, kind in modules:
+            section = "body" if kind == "experts" else kind
+            inputs = Inputs(None) if kind == "embedding" else self.inputs
+            found[name] = {
+                "weight": (getattr(self, section), self.lines.get(section, self.name), -1),
+                "inputs": (inputs, self.lines.get("activations", self.name), -1),
+                "algorithm": (self.algorithm, self.lines.get("algorithm", self.name), -1),
+            }
+        for index, rule in enumerate(self.rules):
+            hits = [name for name, kind in modules if rule.matches(name, kind)]
+            if not hits and not rule.section and not rule.builtin:
+                raise RecipeError(_no_match(rule, list(found)))
             for name in hits:
-                resolved[name] = rule.format
-        return resolved
+                found[name] |= {part: (value, rule.where, index) for part, value in rule.parts.items()}
+        self._check_effects(modules, found)
+        return {
+            name: Choice(
+                parts["weight"][0],
+                parts["inputs"][0],
+                parts["algorithm"][0],
+                {part: where for part, (_, where, _) in parts.items()},
+            )
+            for name, parts in found.items()
+        }
+
+    def _check_effects(
+        self, modules: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, tuple[Any, str, int]]]
+    ) -> None:
+        """Refuse rules without effect and a body that rules for something else disabled."""
+        deciding = {index for parts in found.values() for _, _, index in parts.values()}
+        kinds = dict(modules)
+        for index, rule in enumerate(self.rules):
+            if rule.section or rule.builtin or rule.where == MANIFEST:
+                continue
+            hits = [name for name, kind in modules if rule.matches(name, kind)]
+            if index not in deciding:
+                later = [r.where for r in self.rules[index + 1 :] if any(r.matches(n, kinds[n]) for n in hits)]
+                raise RecipeError(
+                    f"{rule.where}: the rule {shown(rule.pattern)} has no effect, because the rules at "
+                    f"{', '.join(later)} override it: remove it, or put it after them."
+                )
+            _check_meaning(rule, [(kinds[name], found[name]["weight"][0]) for name in hits])
+        bodies = [name for name, kind in modules if kind in ("body", "experts")]
+        if not bodies or isinstance(self.body, FloatFormat):
+            return
+        if all(isinstance(found[name]["weight"][0], FloatFormat) for name in bodies):
+            lines = sorted({found[name]["weight"][1] for name in bodies} - {MANIFEST})
+            if lines:
+                raise RecipeError(
+                    f"{lines[-1]}: the rules leave no module of the body in {self.body.label}, which {self.name} asks "
+                    "for: narrow the pattern (a rule for the head alone is written 'lm_head'), or change the body."
+                )
+
+    def with_formats(self, formats: Mapping[str, Format]) -> Recipe:
+        """Return a recipe that gives every named module its format and everything else float32."""
+        keep = FloatFormat("float32")
+        rules = tuple(Rule(name, fmt, MANIFEST) for name, fmt in formats.items())
+        return Recipe(self.name, keep, keep, keep, rules)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that decides over the result as JSON-compatible values, for a build's key and for the record."""
+
+        def wanted(value: Wanted | None) -> Any:
+            return None if value is None else value.to_json() if isinstance(value, Format) else value.label
+
+        return {
+            "name": self.name,
+            **{section: wanted(getattr(self, section)) for section in ("body", "lm_head", "embedding")},
+            "activations": asdict(self.inputs),
+            "algorithm": asdict(self.algorithm),
+            "kv": None if self.kv is None else asdict(self.kv),
+            "calibration": asdict(self.data),
+            "transforms": asdict(self.transforms),
+            "rules": [
+                {
+                    "pattern": rule.pattern,
+                    "class": rule.kind,
+                    "format": wanted(rule.format),
+                    "activations": None if rule.inputs is None else asdict(rule.inputs),
+                    "algorithm": None if rule.algorithm is None else asdict(rule.algorithm),
+                }
+                for rule in self.rules
+            ],
+        }
 
 
-def builtin_names() -> list[str]:
-    """Return the names of the recipes that come with the package."""
-    folder = resources.files("edgewright.quant") / "recipes"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+#: The place of rules that were read back from a manifest.
+MANIFEST = "manifest"
 
 
-def load_recipe(name_or_path: str) -> Recipe:
-    """Load a built-in recipe by name or a YAML file by path; raises RecipeError."""
-    if name_or_path in builtin_names():
-        resource = resources.files("edgewright.quant") / "recipes" / f"{name_or_path}.yaml"
-        return parse_recipe(resource.read_text(encoding="utf-8"), name_or_path)
-    path = Path(name_or_path)
-    if not path.is_file():
-        near = difflib.get_close_matches(name_or_path, builtin_names(), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+def stored_recipe(name: str) -> Recipe:
+    """Return the recipe that takes every weight over as the checkpoint stores it."""
+    stored = StoredFormat()
+    return Recipe(name, stored, stored, stored)
+
+
+def _no_match(rule: Rule, names: Sequence[str]) -> str:
+    if rule.kind is not None:
+        return f"{rule.where}: no module of the class {rule.kind} matches the pattern {shown(rule.pattern)}."
+    near = difflib.get_close_matches(rule.pattern, names, n=1, cutoff=0.3)
+    hint = f"; the nearest name is {near[0]}" if near else ""
+    return f"{rule.where}: the pattern {shown(rule.pattern)} matches no module{hint}."
+
+
+def _check_meaning(rule: Rule, hits: Sequence[tuple[str, Wanted]]) -> None:
+    """Refuse what means nothing for any module (its kind, the format it gets) that a rule matches."""
+    rounds = rule.inputs is not None and rule.inputs.format is not None
+    if rounds and all(kind == "embedding" for kind, _ in hits):
         raise RecipeError(
-            f"There is no recipe {name_or_path!r}: {hint}Give a YAML file or one of {', '.join(builtin_names())}."
+            f"{rule.where}: the rule {shown(rule.pattern)} matches nothing but embeddings, whose inputs are token ids: "
+            "remove its activations."
         )
-    try:
-        return parse_recipe(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path.name} can't be read as a recipe: {error}.") from None
-
-
-def parse_recipe(text: str, source: str) -> Recipe:
-    """Parse a recipe's YAML; `source` names it in messages. Raises RecipeError with the line."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise RecipeError(f"{source}{line}: not valid YAML ({getattr(error, 'problem', error)}).") from None
-    top = _mapping(root, source, ("recipe", *_SECTIONS, "rules"))
-    formats = {}
-    for section in _SECTIONS:
-        if section not in top:
-            raise RecipeError(f"{source}: the section {section!r} is missing; a recipe has {', '.join(_SECTIONS)}.")
-        formats[section] = _format(top[section], source, extra=())
-    rules = []
-    if "rules" in top:
-        node = top["rules"]
-        if not isinstance(node, yaml.SequenceNode):
-            raise RecipeError(f"{_at(node, source)}: rules must be a list.")
-        for item in node.value:
-            keys = _mapping(item, source, ("pattern", *_KEYS))
-            pattern = _value(keys["pattern"]) if "pattern" in keys else None
-            if not isinstance(pattern, str) or not pattern:
-                raise RecipeError(f"{_at(item, source)}: a rule needs a pattern, a text such as 'model.layers.0.*'.")
-            rules.append(Rule(pattern, _format(item, source, extra=("pattern",)), _at(item, source)))
-    name = _value(top["recipe"]) if "recipe" in top else Path(source).stem
-    if not isinstance(name, str):
-        raise RecipeError(f"{_at(top['recipe'], source)}: the recipe's name must be text.")
-    return Recipe(name, formats["body"], formats["lm_head"], formats["embedding"], tuple(rules))
-
-
-def _at(node: Any, source: str) -> str:
-    return f"{source}:{node.start_mark.line + 1}"
-
-
-def _value(node: Any) -> Any:
-    try:
-        return yaml.SafeLoader("").construct_object(node, deep=True)
-    except yaml.YAMLError as error:
-        return f"unreadable value ({getattr(error, 'problem', error)})"
-
-
-def _mapping(node: Any, source: str, allowed: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(node, yaml.MappingNode):
-        where = _at(node, source) if node is not None else source
-        raise RecipeError(f"{where}: expected a mapping with the keys {', '.join(allowed)}.")
-    result: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(allowed)}."
-            raise RecipeError(f"{_at(key_node, source)}: unknown key {key!r}; {hint}")
-        if key in result:
-            raise RecipeError(f"{_at(key_node, source)}: the key {key!r} stands twice.")
-        result[key] = value_node
-    return result
-
-
-def _format(node: Any, source: str, extra: tuple[str, ...]) -> Wanted:
-    keys = _mapping(node, source, (*extra, *_KEYS))
-    where = _at(node, source)
-    kind = _value(keys["format"]) if "format" in keys else None
-    if kind not in FORMATS:
-        raise RecipeError(f"{where}: the format {kind!r} is unknown; known are {', '.join(FORMATS)}.")
-    if kind in ("float32", "float16", "stored"):
-        if surplus := {"group", "zero_point", "activations"} & keys.keys():
-            raise RecipeError(f"{where}: {' and '.join(sorted(surplus))} have no meaning for {kind}.")
-        return StoredFormat() if kind == "stored" else FloatFormat(kind)
-    group = _value(keys["group"]) if "group" in keys else 32
-    if group not in GROUPS or isinstance(group, bool):
-        raise RecipeError(f"{where}: the group {group!r} is not one of {', '.join(map(str, GROUPS))}.")
-    zero_point = _value(keys["zero_point"]) if "zero_point" in keys else False
-    if not isinstance(zero_point, bool):
-        raise RecipeError(f"{where}: zero_point must be true or false, not {zero_point!r}.")
-    activations = _value(keys["activations"]) if "activations" in keys else "int8"
-    if activations not in ("int8", "float32"):
-        raise RecipeError(f"{where}: activations must be int8 or float32, not {activations!r}.")
-    return IntFormat(int(kind.removeprefix("int")), group, zero_point, activations == "int8")
+    if rule.algorithm is not None and all(isinstance(weight, FloatFormat | StoredFormat) for _, weight in hits):
+        raise RecipeError(
+            f"{rule.where}: the rule {shown(rule.pattern)} has an algorithm, but all it matches keeps the numbers it "
+            "has: remove the algorithm, or give a format that is rounded to."
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ def session_options(settings: EngineSettings, threads: int | None = None) -> ort
     return options
 
 
+def _give_back_memory() -> None:
+    """Return to the system what widening stored weights at load took; the C library would keep it for later."""
+    with suppress(OSError, AttributeError):  # another C library has no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Engine:
     """One stage, loaded. `contract` is checked against what the file really takes and gives.
 
@@ -54,6 +62,8 @@ class Engine:
                 f"ONNX Runtime {ort.__version__} can't load {model.name}: {first_line(error)} "
                 "Compile the bundle again on this machine."
             ) from None
+        if settings.optimization != "disabled":
+            _give_back_memory()
         self.contract = contract
         self._check()
 
@@ -103,7 +113,15 @@ _ORT_TYPES = {
     "int64": "tensor(int64)",
     "int32": "tensor(int32)",
     "int8": "tensor(int8)",
+    "float8_e4m3fn": "tensor(float8e4m3fn)",
 }
+#: dtypes that NumPy lacks: ONNX's number for the type, for arrays of uint8 that hold their codes.
+_FOREIGN = {"float8_e4m3fn": 17}
+
+
+def array_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of the arrays that hold a contract's dtype: uint8 where NumPy has none."""
+    return np.dtype(np.uint8) if dtype in _FOREIGN else np.dtype(dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -115,6 +133,11 @@ def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return raw[start : start + size].view(kind).reshape(shape)
 
 
-def share(array: np.ndarray) -> ort.OrtValue:
-    """Return an OrtValue over the array's own memory; writing the array is seen by the next run."""
+def share(array: np.ndarray, dtype: str | None = None) -> ort.OrtValue:
+    """Return an OrtValue over the array's own memory; writing the array is seen by the next run.
+
+    `dtype` is the contract's, for arrays that hold the codes of a dtype which NumPy lacks.
+    """
+    if dtype in _FOREIGN:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _FOREIGN[dtype])
     return ort.OrtValue.ortvalue_from_numpy(array)

@@ -8,6 +8,7 @@ from typing import Literal
 from edgewright.errors import ContextOverflowError, GenerationError, TokenizerError
 from edgewright.runtime.sampling import Sampler, SamplingParams
 from edgewright.runtime.session import Session
+from edgewright.runtime.spelling import respelled
 from edgewright.runtime.stopping import StopStrings
 from edgewright.runtime.stream import StreamDecoder
 from edgewright.runtime.text import Tokenizer
@@ -21,7 +22,8 @@ class Generation:
     `tokens` holds the generated ids so far (an EOS id that ended it included), `finish_reason` is None until the end:
     "stop" (EOS or stop string) or "length" (`max_tokens`, or the context is full). The session holds the prompt and all
     tokens but the last, which was not fed; a dialog that goes on begins with it. `history` are ids the session held
-    before, for the repetition penalty.
+    before, for the repetition penalty. `respelled` tells how often each token of the prompt that a reduced vocabulary
+    dropped was spelled in kept ones.
     """
 
     def __init__(
@@ -50,13 +52,15 @@ class Generation:
             )
         self.session = session
         self.prompt_ids = list(prompt_ids)
+        self.respelled = respelled(prompt_ids)
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         # The last token needs no place in the cache, so one more than the room can be made.
         self._limit = room + 1 if max_tokens is None else min(max_tokens, room + 1)
         self._eos = frozenset(eos_ids)
         self._tokenizer = tokenizer
-        self._sampler = Sampler(sampling, [*history, *self.prompt_ids])
+        kept = None if session.vocabulary is None else session.vocabulary.ids
+        self._sampler = Sampler(sampling, [*history, *self.prompt_ids], token_ids=kept)
         self._stop = StopStrings(stop) if stop else None
         self._pieces = self._run()
 

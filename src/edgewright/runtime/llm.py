@@ -16,14 +16,18 @@ from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.errors import BundleError, EdgewrightError, GenerationError, TemplateError, TokenizerError
 from edgewright.files import canonical_json, inside
+from edgewright.runtime.embedding import SIDECAR as EMBEDDING
+from edgewright.runtime.embedding import EmbeddingTable, Floats, embedding_of
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.generation import Generation
 from edgewright.runtime.prefix import load_prefix, save_prefix
 from edgewright.runtime.sampling import SamplingParams
 from edgewright.runtime.session import Session
+from edgewright.runtime.spelling import Encoded, Speller
 from edgewright.runtime.stopping import eos_token_ids
 from edgewright.runtime.template import ChatTemplate, encode_chat
 from edgewright.runtime.text import Tokenizer
+from edgewright.runtime.vocabulary import SIDECAR, Vocabulary, vocabulary_of
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -61,7 +65,9 @@ class LLM:
                 raise
             if checking is not None:
                 checking.result()
-        return cls(folder, manifest, engine)
+        llm = cls(folder, manifest, engine)
+        _ = llm.vocabulary, llm.table  # damaged ones are refused now
+        return llm
 
     @property
     def max_context(self) -> int:
@@ -71,19 +77,49 @@ class LLM:
     @cached_property
     def model_id(self) -> str:
         """Digest of what computes: the stages' files. Caches saved under another id are refused."""
-        files = {name: entry for name, entry in self.manifest.files.items() if name.startswith("stages/")}
+        computing = ("stages/", f"sidecars/{SIDECAR}", f"sidecars/{EMBEDDING}")
+        files = {name: entry for name, entry in self.manifest.files.items() if name.startswith(computing)}
         return hashlib.sha256(canonical_json(files)).hexdigest()
 
     @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The token ids that a bundle with a reduced vocabulary keeps, None for any other; raises BundleError."""
+        return vocabulary_of(self.folder, self.manifest)
+
+    @cached_property
+    def table(self) -> EmbeddingTable | None:
+        """The embedding table of a bundle that has it outside the graph, None for any other; raises BundleError."""
+        return embedding_of(self.folder, self.manifest)
+
+    def embed(self, ids: Sequence[int]) -> Floats:
+        """Return the rows of embeddings float32 `[n, hidden]` that `Session.append` feeds for ids.
+
+        Raises GenerationError when the table is inside the graph, or an id is not in it.
+        """
+        if self.table is None:
+            raise GenerationError("The bundle's embedding table is inside its graph: deploy with --embeddings outside.")
+        columns = np.asarray(ids, dtype=np.int64)
+        columns = columns if self.vocabulary is None else self.vocabulary.columns(columns)
+        if columns.size and not 0 <= columns.min() <= columns.max() < self.table.vocab:
+            raise GenerationError(f"The ids reach beyond the embedding table of {self.table.vocab} rows.")
+        return self.table.rows(columns)
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises TokenizerError when the bundle has none."""
+        """The tokenizer; raises TokenizerError when the bundle has none.
+
+        With a reduced vocabulary, `encode` spells dropped tokens in kept ones.
+        """
         path = self._sidecar("tokenizer.json")
         if path is None:
             raise TokenizerError(
                 "The bundle has no tokenizer.json, so it takes token ids only: use ids, or deploy from a checkpoint "
                 "that has its tokenizer."
             )
-        return Tokenizer.from_files(path, self._json("tokenizer_config.json"))
+        tokenizer = Tokenizer.from_files(path, self._json("tokenizer_config.json"))
+        if self.vocabulary is not None:
+            tokenizer.spell = Speller(tokenizer, self.vocabulary)
+        return tokenizer
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -108,7 +144,7 @@ class LLM:
 
     def session(self, batch: int = 1) -> Session:
         """Open an empty session of `batch` sequences."""
-        return Session(self._engine, batch=batch)
+        return Session(self._engine, batch=batch, vocabulary=self.vocabulary, table=self.table)
 
     def save_prefix(self, path: str | Path, session: Session, ids: Sequence[int]) -> None:
         """Save a session's cache with the `ids` it holds; see `prefix.save_prefix`."""
@@ -155,6 +191,8 @@ class LLM:
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int] | Messages) -> list[int]:
+        if isinstance(prompt, Encoded):
+            return prompt
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         messages = [item for item in prompt if isinstance(item, Mapping)]
@@ -162,7 +200,12 @@ class LLM:
             return self.encode_chat(messages)
         if messages or not all(isinstance(item, int | np.integer) for item in prompt):
             raise GenerationError("A prompt is a text, a list of token ids or a list of messages, not a mixture.")
-        return [int(item) for item in prompt if not isinstance(item, Mapping)]
+        ids = [int(item) for item in prompt if not isinstance(item, Mapping)]
+        kept = self.vocabulary
+        dropped = [] if kept is None else [i for i in ids if i not in kept and 0 <= i < kept.full_size]
+        if kept is not None and dropped:
+            raise GenerationError(kept.refusal(dropped[0], self.tokenizer.id_to_token(dropped[0])))
+        return ids
 
     def _sidecar(self, name: str) -> Path | None:
         relative = f"sidecars/{name}"

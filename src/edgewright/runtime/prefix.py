@@ -36,10 +36,15 @@ _DAMAGED = (
 def save_prefix(path: Path, session: Session, ids: Sequence[int], model_id: str) -> None:
     """Write a session's cache and the ids it was made of; the file appears only when complete.
 
-    Raises GenerationError when `ids` are not as many as the session holds, OutputError when the disk refuses.
+    Raises GenerationError when `ids` are not as many as the session holds or it was fed embeddings, OutputError when
+    the disk refuses.
     """
     if session.cache() and session.cache()[0].shape[0] != 1:
         raise GenerationError("A prefix cache holds one sequence: save it from a session of batch 1.")
+    if not session.ids_only:
+        raise GenerationError(
+            "The session was fed rows of embeddings, which ids don't describe: its prefix can't be saved."
+        )
     if len(ids) != session.length:
         raise GenerationError(f"{len(ids)} ids don't describe a session that holds {session.length} tokens.")
     arrays: dict[str, np.ndarray] = {"ids": np.asarray(ids, dtype=np.int64), "model": np.array(model_id)}

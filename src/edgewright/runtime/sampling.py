@@ -11,7 +11,7 @@ token id, lowest first; transformers leaves that to an unstable sort. Greedy tak
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -56,15 +56,27 @@ class SamplingParams:
 class Sampler:
     """Draws tokens for one sequence; keeps its random state and the counts that the penalties need."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
-        """`prompt_ids` count for the repetition penalty only; GenerationError if one is negative."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        *,
+        token_ids: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """`prompt_ids` count for the repetition penalty only; GenerationError if one is negative.
+
+        `token_ids` int64 `[vocab]`, ascending, are the tokens of the logits' columns; without them column i is token i.
+        """
         self.params = params
+        self._token_ids = token_ids
         self._rng = np.random.Generator(np.random.PCG64(params.seed))
         self._seen = np.unique(np.asarray(prompt_ids, dtype=np.int64).reshape(-1))
         if self._seen.size and self._seen[0] < 0:
             raise GenerationError(
                 f"prompt token id {int(self._seen[0])} is negative and so no token; pass ids from 0 upwards."
             )
+        if token_ids is not None:  # what can't be drawn needs no penalty
+            self._seen = np.flatnonzero(np.isin(token_ids, self._seen))
         self._counts: dict[int, int] = {}
         self._penalises = (
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -73,15 +85,14 @@ class Sampler:
     def __call__(self, logits: npt.NDArray[np.floating[Any]]) -> int:
         """Returns the chosen token id for `logits` [vocab] and records it; GenerationError if one isn't finite."""
         if self.params.temperature == 0:
-            scores = self._penalised(_checked(logits))
-            token = int(scores.argmax())
+            column = int(self._penalised(self._checked(logits)).argmax())
         else:
-            ids, probabilities = self.distribution(logits)
+            columns, probabilities = self._survivors(logits)
             edges = probabilities.cumsum()
             draw = self._rng.random() * edges[-1]
-            token = int(ids[min(int(edges.searchsorted(draw, side="right")), ids.size - 1)])
-        self._record(token)
-        return token
+            column = int(columns[min(int(edges.searchsorted(draw, side="right")), columns.size - 1)])
+        self._record(column)
+        return self._token_of(column)
 
     def distribution(
         self, logits: npt.NDArray[np.floating[Any]]
@@ -90,7 +101,14 @@ class Sampler:
 
         With temperature 0 the one greedy id has probability 1.
         """
-        scores = self._penalised(_checked(logits))
+        columns, probabilities = self._survivors(logits)
+        return (columns if self._token_ids is None else self._token_ids[columns]), probabilities
+
+    def _survivors(
+        self, logits: npt.NDArray[np.floating[Any]]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return the columns that survive all filters, and their probabilities."""
+        scores = self._penalised(self._checked(logits))
         params = self.params
         if params.temperature == 0:
             return np.array([scores.argmax()], dtype=np.int64), np.ones(1)
@@ -124,17 +142,27 @@ class Sampler:
             scores[ids] -= np.float32(params.frequency_penalty) * counts + np.float32(params.presence_penalty)
         return scores
 
-    def _record(self, token: int) -> None:
+    def _record(self, column: int) -> None:
         if not self._penalises:
             return
-        if token not in self._counts:
-            at = int(self._seen.searchsorted(token))
-            if at == self._seen.size or self._seen[at] != token:
-                self._seen = np.insert(self._seen, at, token)
-        self._counts[token] = self._counts.get(token, 0) + 1
+        if column not in self._counts:
+            at = int(self._seen.searchsorted(column))
+            if at == self._seen.size or self._seen[at] != column:
+                self._seen = np.insert(self._seen, at, column)
+        self._counts[column] = self._counts.get(column, 0) + 1
+
+    def _token_of(self, column: int) -> int:
+        return column if self._token_ids is None else int(self._token_ids[column])
+
+    def _checked(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
+        """The logits themselves if they are one finite vector of the right length."""
+        values = _finite(logits, self._token_of)
+        if self._token_ids is not None and values.size != self._token_ids.size:
+            raise GenerationError(f"{values.size} logits don't fit the {self._token_ids.size} tokens that are kept.")
+        return values
 
 
-def _checked(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
+def _finite(logits: npt.NDArray[np.floating[Any]], token_of: Callable[[int], int]) -> npt.NDArray[np.floating[Any]]:
     """The logits themselves if they are one finite vector; two reductions, no copy."""
     if not isinstance(logits, np.ndarray) or logits.ndim != 1 or not logits.size or logits.dtype.kind != "f":
         raise GenerationError(
@@ -144,8 +172,8 @@ def _checked(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[A
     if not (np.isfinite(logits.min()) and np.isfinite(logits.max())):  # both pass NaN on
         at = int(np.flatnonzero(~np.isfinite(logits))[0])
         raise GenerationError(
-            f"the logit of token {at} is {logits[at]}, so no token can be chosen; the engine computed a non-finite "
-            "value, check the model's precision with verify."
+            f"the logit of token {token_of(at)} is {logits[at]}, so no token can be chosen; the engine computed a "
+            "non-finite value, check the model's precision with verify."
         )
     return logits
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from edgewright.errors import ContextOverflowError, GenerationError, TruncationError
-from edgewright.runtime.engine import Engine, zeros
-from edgewright.runtime.step import Array, Step, Tokens
-
-Logits = Literal["last", "all", "none"]
-Ids = Sequence[int] | npt.NDArray[np.integer]
+from edgewright.runtime.embedding import EmbeddingTable
+from edgewright.runtime.engine import Engine, array_dtype, zeros
+from edgewright.runtime.history import History
+from edgewright.runtime.inputs import Inputs, Logits
+from edgewright.runtime.step import Array, Fed, Ids, Step, Tokens, integers
+from edgewright.runtime.vocabulary import Vocabulary
 
 #: Capacity a new cache starts with; it doubles when full, up to the context bound.
 FIRST_CAPACITY = 256
@@ -24,6 +24,8 @@ PREFILL_CHUNK = 512
 _ALL = slice(None)
 #: Recurrent states can't be cut back, so as many of them are remembered, at the ends of the latest longer appends.
 _MARKS = 2
+#: A length no sequence reaches.
+_NEVER = 1 << 62
 
 
 class Session:
@@ -31,26 +33,37 @@ class Session:
 
     `append` feeds tokens and returns logits; any split of the same tokens gives the same values up to the rounding of
     float32 sums. Not safe for use from several threads at once.
+
+    With a reduced `vocabulary`, ids are the tokenizer's as ever, and logits have a column for each kept id. Where the
+    engine takes rows of embeddings, `table` gives those of ids.
     """
 
-    def __init__(self, engine: Engine, *, batch: int = 1, first_capacity: int = FIRST_CAPACITY) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        batch: int = 1,
+        first_capacity: int = FIRST_CAPACITY,
+        vocabulary: Vocabulary | None = None,
+        table: EmbeddingTable | None = None,
+    ) -> None:
         contract = engine.contract
         low, high = contract.bounds["batch"]
         if not low <= batch <= high:
             raise GenerationError(f"A batch of {batch} is outside this bundle's bounds ({low} to {high}).")
         self._engine = engine
         self._batch = batch
-        self.max_context = contract.bounds["capacity"][1]
-        vocab = contract.outputs[0].shape[-1]
-        assert isinstance(vocab, int)
-        self.vocab_size = vocab
+        self._inputs = Inputs(contract, batch, vocabulary, table)
+        self.vocabulary = vocabulary
+        self.max_context, self.vocab_size = self._inputs.max_context, self._inputs.vocab_size
         self._lengths = np.zeros(batch, dtype=np.int64)
         self._kv = self._allocate(min(first_capacity, self.max_context))
         self._states = [zeros((batch, *state.shape), np.float32) for state in contract.state]
         self._spare = [zeros(array.shape, np.float32) for array in self._states]
         self._marks: list[tuple[Tokens, list[Array]]] = []
-        # What was fed, kept only where a sequence may have to be fed again.
-        self._history: list[list[int]] | None = None if contract.rope_switch is None else [[] for _ in range(batch)]
+        self._history = None if contract.rope_switch is None else History(batch)
+        # Tokens of each sequence before the first that was fed as a row of embeddings.
+        self._ids = np.full(batch, _NEVER)
         self._beyond = np.zeros(batch, dtype=bool)
         self._steps: dict[int, Step] = {}
 
@@ -80,15 +93,32 @@ class Session:
         """Whether the model keeps states that can't be cut back to any length."""
         return bool(self._states)
 
+    @property
+    def ids_only(self) -> bool:
+        """Whether all that is held was fed as token ids, so that these say what it is."""
+        return bool((self._lengths <= self._ids).all())
+
     def append(self, ids: Ids, logits: Logits = "last") -> npt.NDArray[np.float32]:
         """Feed `ids` (`[n]`, or `[batch, n]`) and return float32 logits `[rows, vocab]` (`[batch, rows, vocab]`).
 
         `logits` selects the rows: of the last token, of all tokens, or none. Raises GenerationError on ids outside the
         vocabulary, ContextOverflowError when the context has no room for them; nothing is fed then.
         """
-        tokens = self._rectangle(ids)
+        tokens = self._inputs.rectangle(ids)
+        return self._append(self._inputs.checked(tokens, self.length + tokens.shape[1], logits), logits)
+
+    def append_embeddings(self, rows: npt.ArrayLike, logits: Logits = "last") -> npt.NDArray[np.float32]:
+        """Feed rows of embeddings, float32 `[n, hidden]` or `[batch, n, hidden]`, as `append` feeds the rows of ids.
+
+        Only where the embedding table stands outside the graph. Raises as `append` does, and GenerationError on rows
+        of another width or with numbers that are not finite; nothing is fed then.
+        """
+        fed = self._inputs.embeddings(rows, self.length, logits)
+        self._ids = np.minimum(self._ids, self._lengths)
+        return self._append(fed, logits)
+
+    def _append(self, tokens: Fed, logits: Logits) -> npt.NDArray[np.float32]:
         count = tokens.shape[1]
-        self._check(tokens, self.length + count, logits)
         if count == 1 and logits == "last" and not self._crossing(count):
             self._reserve(self.length + count)
             rows = self._decode(tokens)
@@ -104,12 +134,11 @@ class Session:
         """
         if len(rows) != self._batch:
             raise GenerationError(f"{len(rows)} rows of token ids don't fit a batch of {self._batch}.")
-        tokens = [_integers(row) for row in rows]
-        for row, length in zip(tokens, self._lengths, strict=True):
-            if row.ndim != 1 or not row.size:
-                raise GenerationError("Each row of token ids must be a list of at least one.")
-            self._check(row, int(length) + row.size, logits)
-        return self._feed(tokens, logits)
+        tokens = [integers(row) for row in rows]
+        if any(row.ndim != 1 or not row.size for row in tokens):
+            raise GenerationError("Each row of token ids must be a list of at least one.")
+        pairs = zip(tokens, self._lengths, strict=True)
+        return self._feed([self._inputs.checked(row, int(length) + row.size, logits) for row, length in pairs], logits)
 
     def truncate(self, length: int) -> None:
         """Forget everything after the first `length` tokens of each sequence.
@@ -147,14 +176,21 @@ class Session:
 
     def copy(self) -> Session:
         """Return an independent session with the same content."""
-        twin = Session(self._engine, batch=self._batch, first_capacity=self.capacity)
+        twin = Session(
+            self._engine,
+            batch=self._batch,
+            first_capacity=self.capacity,
+            vocabulary=self.vocabulary,
+            table=self._inputs.table,
+        )
         for mine, other in zip(self._kv, twin._kv, strict=True):
             other[:, :, : self.length] = mine[:, :, : self.length]
         for mine, other in zip(self._states, twin._states, strict=True):
             other[:] = mine
         twin._marks = list(self._marks)
         if self._history is not None:
-            twin._history = [list(row) for row in self._history]
+            twin._history = self._history.copy()
+        twin._ids[:] = self._ids
         twin._beyond[:] = self._beyond
         twin._set_lengths(self._lengths)
         return twin
@@ -191,49 +227,24 @@ class Session:
             mine[:] = other
         self._lengths[:] = length
         if self._history is not None:
-            self._history = [[int(i) for i in ids]]
+            self._history.extend(_ALL, self._inputs.columns(integers(ids))[None])
             self._beyond[:] = length > (self._engine.contract.rope_switch or 0)
         self._remember()
 
-    def _rectangle(self, ids: Ids) -> Tokens:
-        array = _integers(ids)
-        if array.ndim == 1 and self._batch == 1:
-            array = array[None]
-        if array.ndim != 2 or array.shape[0] != self._batch or array.shape[1] == 0:
-            raise GenerationError(
-                f"Token ids of shape {list(np.shape(ids))} don't fit a batch of {self._batch}: give ids for each."
-            )
-        return array
-
-    def _check(self, tokens: Tokens, total: int, logits: str) -> None:
-        if logits not in ("last", "all", "none"):
-            raise GenerationError(f"logits must be 'last', 'all' or 'none', not {logits!r}.")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.vocab_size:
-            raise GenerationError(
-                f"Token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}."
-            )
-        if total > self.max_context:
-            count = tokens.shape[-1]
-            raise ContextOverflowError(
-                f"{count} tokens after {total - count} don't fit into the context of {self.max_context}: "
-                "shorten the prompt, or deploy with a larger --max-context."
-            )
-
     def _set_lengths(self, lengths: Tokens) -> None:
         if self._history is not None:
-            for row, length in zip(self._history, lengths, strict=True):
-                del row[int(length) :]
+            self._history.cut(lengths)
+        self._ids[lengths <= self._ids] = _NEVER
         self._lengths[:] = lengths
 
     def _clear(self, group: slice) -> None:
         """Make the sequences of `group` empty."""
         self._lengths[group] = 0
+        self._ids[group] = _NEVER
         for state in self._states:
             state[group] = 0
         if self._history is not None:
-            for row in self._history[group]:
-                row.clear()
+            self._history.clear(group)
         self._marks = []
 
     def _crossing(self, count: int) -> bool:
@@ -242,7 +253,7 @@ class Session:
 
     def _allocate(self, capacity: int) -> list[Array]:
         contract = self._engine.contract
-        dtype = np.dtype(contract.kv_dtype)
+        dtype = array_dtype(contract.kv_dtype)
         return [
             zeros((self._batch, layer.kv_heads, capacity, width), dtype)
             for layer in contract.kv
@@ -265,7 +276,7 @@ class Session:
                 grown[:, :, :held] = array[:, :, :held]
                 self._kv[index] = grown
 
-    def _feed(self, rows: list[Tokens], logits: Logits) -> list[npt.NDArray[np.float32]]:
+    def _feed(self, rows: Sequence[Fed], logits: Logits) -> list[npt.NDArray[np.float32]]:
         """Feed rows of any lengths; returns each row's logits."""
         self._reserve(int((self._lengths + [len(row) for row in rows]).max()))
         together = self._batch == 1 or (
@@ -282,8 +293,8 @@ class Session:
             self._remember()
         return results
 
-    def _feed_group(self, tokens: Tokens, group: slice, logits: Logits) -> npt.NDArray[np.float32]:
-        """Feed `tokens` `[rows, n]` to the sequences of `group`; returns `[rows, logits, vocab]` in fresh memory."""
+    def _feed_group(self, tokens: Fed, group: slice, logits: Logits) -> npt.NDArray[np.float32]:
+        """Feed `tokens` `[rows, n, ...]` to the sequences of `group`; returns new logits `[rows, positions, vocab]`."""
         count = tokens.shape[1]
         total = int(self._lengths[group].max()) + count
         self._refill(group, total)
@@ -300,25 +311,26 @@ class Session:
         switch = self._engine.contract.rope_switch
         if switch is None or self._history is None:
             return
-        (history,) = self._history[group]
-        held = np.asarray([history], dtype=np.int64)
+        held = self._history.held(group, self._inputs.taken)
+        ids = self._ids.copy()
         changes = self._beyond[group] != (total > switch)
         if changes.any() and held.size:
             self._clear(group)
+            self._ids = ids
         self._beyond[group] = total > switch
         if changes.any():
             # Every chunk leaves a shorter but sound session, should it be interrupted.
             for start in range(0, held.shape[1], PREFILL_CHUNK):
                 self._run(held[:, start : start + PREFILL_CHUNK], np.arange(0), group, total)
 
-    def _run(self, tokens: Tokens, positions: Tokens, group: slice, total: int) -> npt.NDArray[np.float32]:
-        """Run once over `tokens` `[rows, n]`; returns logits `[rows, positions, vocab]` in fresh memory."""
-        step = self._step(tokens.copy(), positions, group, total)
+    def _run(self, tokens: Fed, positions: Tokens, group: slice, total: int) -> npt.NDArray[np.float32]:
+        """Run once over `tokens` `[rows, n, ...]`; returns logits `[rows, positions, vocab]` in fresh memory."""
+        step = self._step(self._inputs.taken(tokens), positions, group, total)
         result = step.run()
-        self._advance(step, group)
+        self._advance(step, tokens, group)
         return result
 
-    def _step(self, tokens: Tokens, positions: Tokens, group: slice, total: int) -> Step:
+    def _step(self, tokens: Fed, positions: Tokens, group: slice, total: int) -> Step:
         return Step(
             self._engine,
             tokens,
@@ -331,8 +343,8 @@ class Session:
             vocab=self.vocab_size,
         )
 
-    def _advance(self, step: Step, group: slice) -> None:
-        """Take over what a step that ran for `group` has left, and count its tokens as held."""
+    def _advance(self, step: Step, tokens: Fed, group: slice) -> None:
+        """Take over what a step that ran `tokens` for `group` has left, and count them as held."""
         for mine, fresh in zip(self._kv, step.fresh, strict=False):
             mine[group] = fresh
         if group == _ALL:
@@ -340,23 +352,22 @@ class Session:
         else:
             for mine, other in zip(self._states, self._spare, strict=True):
                 mine[group] = other[group]
-        tokens = step.tokens
         self._lengths[group] += tokens.shape[1]
         if self._history is not None:
-            for row, fed in zip(self._history[group], tokens, strict=True):
-                row.extend(int(i) for i in fed)
+            self._history.extend(group, tokens)
 
-    def _decode(self, tokens: Tokens) -> npt.NDArray[np.float32]:
+    def _decode(self, tokens: Fed) -> npt.NDArray[np.float32]:
         """Run one token a sequence with everything bound once; returns `[batch, 1, vocab]`."""
         # Where states change places every step, there is a binding for each of the two.
         key = id(self._states[0]) if self._states else 0
         step = self._steps.get(key) if self._engine.contract.kv_in_place else None
         if step is None:
-            step = self._steps[key] = self._step(tokens.copy(), np.zeros(1, dtype=np.int64), _ALL, 0)
-        step.tokens[:] = tokens
+            step = self._steps[key] = self._step(self._inputs.taken(tokens), np.zeros(1, dtype=np.int64), _ALL, 0)
+        else:
+            step.tokens[:] = self._inputs.taken(tokens)
         step.totals[:] = self._lengths + 1
         result = step.run().copy()
-        self._advance(step, _ALL)
+        self._advance(step, tokens, _ALL)
         return result
 
     def _remember(self) -> None:
@@ -377,13 +388,3 @@ def unpadded(ids: npt.NDArray[np.integer], mask: npt.NDArray[np.generic]) -> lis
             raise GenerationError("The attention mask has a hole: only padding on one side is understood.")
         rows.append(row[kept])
     return rows
-
-
-def _integers(ids: Ids) -> Tokens:
-    try:
-        array = np.asarray(ids)
-    except ValueError:
-        raise GenerationError("Token ids of several sequences must be equally many: use append_rows.") from None
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise GenerationError(f"Token ids must be integers, not {array.dtype}.")
-    return array.astype(np.int64)

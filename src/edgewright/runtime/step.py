@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from edgewright.contract import StageContract
+from edgewright.errors import GenerationError
+from edgewright.runtime.embedding import INPUT
 from edgewright.runtime.engine import Engine, share, zeros
 
 Array = npt.NDArray[np.generic]
 Tokens = npt.NDArray[np.int64]
+Ids = Sequence[int] | npt.NDArray[np.integer]
+#: Token ids int64 `[rows, n]`, or rows of embeddings float32 `[rows, n, hidden]`.
+Fed = npt.NDArray[Any]
 
 
 class Step:
-    """A shape of call: `tokens` int64 `[rows, n]`, whose logits are wanted at `positions` of n, over caches and states.
+    """A shape of call: `tokens`, whose logits are wanted at `positions` of n, over caches and states.
 
     `lengths` and `totals` int64 `[rows]` are what the rows hold and what they will hold after the whole append; `kv`
     are the caches, keys before values, in the contract's order; `states` are read, `spare` is written. All of them are
@@ -27,7 +33,7 @@ class Step:
     def __init__(
         self,
         engine: Engine,
-        tokens: Tokens,
+        tokens: Fed,
         positions: Tokens,
         *,
         lengths: Tokens,
@@ -43,7 +49,7 @@ class Step:
         self._binding = engine.binding()
         # The binding does not keep the arrays alive, so the values are kept here.
         self._kept: list[ort.OrtValue] = []
-        self._input("input_ids", tokens)
+        self._input(INPUT if tokens.ndim == 3 else "input_ids", tokens)
         self._input("past_lengths", lengths)
         self._input("logit_positions", positions.astype(np.int64))
         if contract.rope_switch is not None:
@@ -51,18 +57,18 @@ class Step:
         self._output("logits", self._logits)
         self.fresh = [] if contract.kv_in_place else [zeros(cache.shape, cache.dtype) for cache in kv]
         for index, (past, present) in enumerate(_cache_names(contract)):
-            self._input(past, kv[index])
-            self._output(present, self.fresh[index] if self.fresh else kv[index])
+            self._input(past, kv[index], contract.kv_dtype)
+            self._output(present, self.fresh[index] if self.fresh else kv[index], contract.kv_dtype)
         for state, before, after in zip(contract.state, states, spare, strict=True):
             self._input(state.past, before)
             self._output(state.present, after)
 
-    def _input(self, name: str, array: Array) -> None:
-        self._kept.append(share(array))
+    def _input(self, name: str, array: Array, dtype: str | None = None) -> None:
+        self._kept.append(share(array, dtype))
         self._binding.bind_ortvalue_input(name, self._kept[-1])
 
-    def _output(self, name: str, array: Array) -> None:
-        self._kept.append(share(array))
+    def _output(self, name: str, array: Array, dtype: str | None = None) -> None:
+        self._kept.append(share(array, dtype))
         self._binding.bind_ortvalue_output(name, self._kept[-1])
 
     def run(self) -> npt.NDArray[np.float32]:
@@ -75,3 +81,14 @@ def _cache_names(contract: StageContract) -> Iterator[tuple[str, str]]:
     for layer in contract.kv:
         yield layer.past_key, layer.present_key
         yield layer.past_value, layer.present_value
+
+
+def integers(ids: Ids) -> Tokens:
+    """Return token ids as int64; raises GenerationError when they are no integers, or rows of different lengths."""
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise GenerationError("Token ids of several sequences must be equally many: use append_rows.") from None
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise GenerationError(f"Token ids must be integers, not {array.dtype}.")
+    return array.astype(np.int64)

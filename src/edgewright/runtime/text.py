@@ -14,7 +14,7 @@ named special tokens, extra added tokens, the clean-up of spaces. What it does w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ _CLEAN_UP = (
 CLEAN_UP_ALPHABET = frozenset("".join(pattern for pattern, _ in _CLEAN_UP))
 
 
+#: Decoders that join token strings without anything between them.
+_JOINING = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the special tokens and decoding rules of its `tokenizer_config.json`.
 
@@ -60,6 +64,9 @@ class Tokenizer:
         self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self.added_ids = frozenset(backend.get_added_tokens_decoder())
+        #: What is done to the ids of a text before `encode` returns them.
+        self.spell: Callable[[list[int]], list[int]] | None = None
         self._cleans_up = bool(config.get("clean_up_tokenization_spaces", False)) and (
             type(backend.model).__name__ != "BPE"
             or bool(config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False))
@@ -136,11 +143,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens are added as the file's post-processor says."""
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError) as error:  # lone surrogates, no string
             raise GenerationError(
                 f"the text can't be tokenized ({error}); give a string without lone surrogates."
             ) from error
+        return ids if self.spell is None else self.spell(ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`, as transformers decodes it; ids outside the vocabulary add nothing."""
@@ -165,6 +173,19 @@ class Tokenizer:
         if decoder is None:
             return ()
         return tuple(_decoder_names(json.loads(decoder.__getstate__())))
+
+    @property
+    def byte_fallback(self) -> bool:
+        """Whether characters without a token become tokens of single bytes, `<0x0A>`."""
+        return bool(getattr(self._backend.model, "byte_fallback", False)) and "ByteFallback" in self.decoder_types()
+
+    @property
+    def joins(self) -> bool:
+        """Whether the text of tokens is that of their strings joined, so that a token can be cut into others."""
+        model, decoders = self._backend.model, self.decoder_types()
+        marks = [getattr(model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+        plain = type(model).__name__ in ("BPE", "Unigram") and not any(marks)
+        return plain and bool(decoders) and set(decoders) <= _JOINING
 
     def _special_id(self, token: str | None) -> int | None:
         return None if token is None else self.token_to_id(token)

@@ -6,6 +6,7 @@ back to `weights.bin`; only what it made anew (folded constants) is kept, in `en
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -23,7 +24,15 @@ ENGINE_FILE = "engine.onnx"
 _EXTRA_FILE = "engine.bin"
 _ALIGNMENT = 64
 
-_External = dict[str, tuple[int, int, int, tuple[int, ...]]]
+#: Moving rounded values along a graph would round a cache of one head once more on either side of every reshape, and
+#: ONNX Runtime (1.32) ends the process where a loop reads them.
+#: Rounded inputs that are int8 stay it: as uint8 their products would saturate on x86 processors without VNNI.
+_CONFIG = {
+    "optimization.disable_specified_optimizers": "QDQPropagationTransformer",
+    "session.qdqisint8allowed": "1",
+}
+
+_Place = tuple[int, int, int, tuple[int, ...]]
 
 
 def settings_for(dialect: str, *, half_weights: bool) -> EngineSettings:
@@ -33,7 +42,7 @@ def settings_for(dialect: str, *, half_weights: bool) -> EngineSettings:
     them ahead of time would double the file.
     """
     final = dialect == "onnxruntime" and not half_weights
-    return EngineSettings(optimization="disabled" if final else "all")
+    return EngineSettings("disabled") if final else EngineSettings("all", config=_CONFIG)
 
 
 def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_weights: bool) -> StageEntry:
@@ -54,6 +63,7 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
         "session.optimized_model_external_initializers_file_name": "optimised.bin",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
         "session.disable_prepacking": "1",
+        **_CONFIG,
     }.items():
         options.add_session_config_entry(key, value)
     try:
@@ -80,15 +90,14 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
 
 def _relink(folder: Path, optimised: Path) -> None:
     """Write `engine.onnx`: the optimised graph over the weight file we wrote."""
-    ours = _external(onnx.load(folder / MODEL_FILE, load_external_data=False))
+    written = onnx.load(folder / MODEL_FILE, load_external_data=False)
+    ours = {tensor.name: _place(tensor) for tensor in _external(written.graph)}
     model = onnx.load(optimised, load_external_data=False)
-    theirs = _external(model)
+    theirs = list(_external(model.graph))
     extra = bytearray()
     with (folder / "optimised.bin").open("rb") if theirs else (folder / MODEL_FILE).open("rb") as data:
-        for tensor in model.graph.initializer:
-            if tensor.name not in theirs:
-                continue
-            offset, length, *kind = theirs[tensor.name]
+        for tensor in theirs:
+            offset, length, *kind = _place(tensor)
             if tensor.name in ours and [length, *kind] == list(ours[tensor.name][1:]):
                 location, offset = WEIGHTS_FILE, ours[tensor.name][0]
             else:
@@ -106,12 +115,16 @@ def _relink(folder: Path, optimised: Path) -> None:
     (folder / ENGINE_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 
-def _external(model: onnx.ModelProto) -> _External:
-    """Return offset, length, dtype and dims of every external initializer, by name."""
-    result: _External = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entries = {entry.key: entry.value for entry in tensor.external_data}
-            place = (int(entries.get("offset", 0)), int(entries["length"]))
-            result[tensor.name] = (*place, tensor.data_type, tuple(tensor.dims))
-    return result
+def _external(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield every initializer of a graph and of the graphs in its nodes whose data are in another file."""
+    yield from (tensor for tensor in graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _external(attribute.g)
+
+
+def _place(tensor: onnx.TensorProto) -> _Place:
+    """Return offset, length, dtype and dims of an external initializer."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return int(entries.get("offset", 0)), int(entries["length"]), tensor.data_type, tuple(tensor.dims)

@@ -14,7 +14,7 @@ from edgewright.verify.golden import Golden, is_golden, read_golden
 from edgewright.verify.live import verify_live
 from edgewright.verify.metrics import compare, pool
 from edgewright.verify.report import LogitsReport, Report
-from edgewright.verify.thresholds import GOLDEN
+from edgewright.verify.thresholds import CACHE_QUALITY, GOLDEN, with_cache
 from edgewright.verify.verifier import coarsest_of, run_script, verify_bundle
 
 #: What a path may be.
@@ -85,9 +85,12 @@ def compare_golden(
         check_files(root, manifest)
     entry = llm_stage(manifest)
     llm = LLM.load(root, threads=threads, check=False)
-    vocab, context = llm.session().vocab_size, llm.max_context
+    vocab, context = int(manifest.model["vocab_size"]), llm.max_context
     if vocab != golden.vocab:
         raise GoldenError(f"The golden has a vocabulary of {golden.vocab} tokens and the bundle of {vocab}.")
+    kept = slice(None) if llm.vocabulary is None else llm.vocabulary.ids
+    if llm.vocabulary is not None and (lost := set(golden.arrays["ids"].ravel().tolist()) - set(llm.vocabulary.ids)):
+        raise GoldenError(f"The golden has the token {min(lost)}, which the bundle's reduced vocabulary dropped.")
     length = golden.arrays["ids"].shape[1]
     if length > context:
         raise GoldenError(f"The golden has {length} tokens and the bundle's context holds {context}.")
@@ -97,6 +100,7 @@ def compare_golden(
     with progress.step("compare with the golden"):
         for script, wanted in golden.scripts():
             if len(script.sequences) <= largest:
-                parts[script.name] = compare(run_script(llm, script, failures), wanted)
+                parts[script.name] = compare(run_script(llm, script, failures), wanted[:, kept])
     summaries = {name: part.summary() for name, part in parts.items()}
-    return LogitsReport(GOLDEN[coarsest_of(manifest)], summaries, pool(list(parts.values())).summary())
+    bound = with_cache(GOLDEN[coarsest_of(manifest)], CACHE_QUALITY, entry.contract.kv_dtype)
+    return LogitsReport(bound, summaries, pool(list(parts.values())).summary())

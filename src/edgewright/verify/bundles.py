@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,21 @@ from edgewright.bundle.manifest import StageEntry
 from edgewright.errors import BundleError
 from edgewright.files import inside
 from edgewright.progress import SILENT, Progress
+from edgewright.runtime.embedding import INPUT, embedding_of
+from edgewright.runtime.embedding import SIDECAR as EMBEDDING
 from edgewright.runtime.llm import LLM, llm_stage
+from edgewright.runtime.vocabulary import SIDECAR
+from edgewright.verify.cause import Cause
 from edgewright.verify.graphs import Array, Graph
 from edgewright.verify.localise import Candidate, describe
 from edgewright.verify.locate import Locator
 from edgewright.verify.metrics import Logits
+from edgewright.verify.replay import Beside
 from edgewright.verify.report import Localisation, Report
 from edgewright.verify.scenarios import Scenario
 from edgewright.verify.semantic import Op, Semantic
-from edgewright.verify.thresholds import QUALITY, coarser
-from edgewright.verify.verifier import coarsest_of, compare_logits, recipe_of, run_script, scripts_for
+from edgewright.verify.thresholds import CACHE_QUALITY, QUALITY, coarser, with_cache
+from edgewright.verify.verifier import coarsest_of, compare_logits, fed, recipe_of, run_script, scripts_for
 
 _TOKENIZER = "sidecars/tokenizer.json"
 #: Bound of the error of one product when its weights have another format on each side, by the coarser format.
@@ -49,13 +54,14 @@ def compare_bundles(root: Path, other: Path, *, threads: int | None = None, prog
     for llm, title in zip(llms, ("run engine", "run the other engine"), strict=True):
         with progress.step(title):
             logits.append({script.name: run_script(llm, script, failures) for script in scripts})
-    level = compare_logits(logits[0], logits[1], QUALITY[format_])
+    bound = with_cache(QUALITY[format_], CACHE_QUALITY, llm_stage(manifests[0]).contract.kv_dtype)
+    level = compare_logits(logits[0], logits[1], bound)
     place = None
     if level.faults:
         bad = {name for name, d in level.by_scenario.items() if level.threshold.faults(d)}
-        ordered = sorted(scripts, key=lambda script: script.name not in bad)
+        ordered = sorted(fed(scripts, llms[0].vocabulary), key=lambda script: script.name not in bad)
         with progress.step("look for the place"):
-            place = _localise(root, other, manifests, format_, ordered, threads)
+            place = _tables(llms, ordered) or _localise(root, other, manifests, format_, ordered, threads)
     return Report({"bundles": level}, place, remarks=tuple(failures))
 
 
@@ -66,6 +72,11 @@ def difference_of(a: Manifest, b: Manifest) -> str:
         if None in tokenizers:
             return "one has a tokenizer and the other has none"
         return f"their tokenizers differ ({_TOKENIZER})"
+    kept = [m.files.get(f"sidecars/{SIDECAR}", {}).get("sha256") for m in (a, b)]
+    if kept[0] != kept[1]:
+        if None in kept:
+            return "one has a reduced vocabulary and the other has the whole one"
+        return f"their reduced vocabularies differ (sidecars/{SIDECAR})"
     # Whether a cache is written in place is a matter of the dialect.
     one, two = (_contract(llm_stage(m)) for m in (a, b))
     for key in one:
@@ -75,7 +86,11 @@ def difference_of(a: Manifest, b: Manifest) -> str:
 
 
 def _contract(entry: StageEntry) -> dict[str, Any]:
-    return {key: value for key, value in entry.contract.to_json().items() if key != "kv_in_place"}
+    contract = {key: value for key, value in entry.contract.to_json().items() if key != "kv_in_place"}
+    # Nor does it count where the embedding table is: both take token ids from outside.
+    ids = {"name": "input_ids", "dtype": "int64", "shape": ("batch", "seq")}
+    contract["inputs"] = [ids if tensor["name"] == INPUT else tensor for tensor in contract["inputs"]]
+    return contract
 
 
 def _shown(a: Any, b: Any) -> str:
@@ -100,15 +115,33 @@ def _localise(
     # The graphs before compiling first: their nodes have the names of modules.
     pairs = [(candidate.entry.graph, right.entry.graph)]
     pairs += [(candidate.entry.engine or pairs[0][0], right.entry.engine or pairs[0][1])]
+    tables = [embedding_of(folder, manifest) for folder, manifest in zip((root, other), manifests, strict=True)]
+    value = manifests[0].model["embedding"]["value"] if tables[0] is not None and tables[1] is None else None
     for name, wanted in dict.fromkeys(pairs):
         graph = right.graph(wanted)
-        locator = Locator(
-            GraphSemantic(graph), graph, candidate.graph(name), candidate.entry.contract, threads, coarse=coarse
-        )
+        semantic = GraphSemantic(graph)
+        beside = Beside(tables[0], value if value in semantic.made else None, tables[1])
+        contract = candidate.entry.contract
+        locator = Locator(semantic, graph, candidate.graph(name), contract, threads, coarse=coarse, beside=beside)
         found = locator.first(scripts)
         if found is not None:
             return describe(found, locator, candidate, lambda name: None, origin=name)
     return None
+
+
+def _tables(llms: Sequence[LLM], scripts: Sequence[Scenario]) -> Localisation | None:
+    """Return the place when both bundles have their embedding table outside and these give other rows."""
+    one, two = (llm.table for llm in llms)
+    if one is None or two is None or llms[0].manifest.recipe != llms[1].manifest.recipe:
+        return None
+    ids = np.unique(np.concatenate([row for script in scripts for row in script.sequences]))
+    bad = ids[(one.rows(ids) != two.rows(ids)).any(axis=1)]
+    if not bad.size:
+        return None
+    module = str(llms[0].manifest.model["embedding"]["module"])
+    cause = Cause("weight bytes", f"row {bad[0]} and {bad.size - 1} more of the {ids.size} rows used are other ones")
+    place = module.removeprefix("model.")
+    return Localisation(place, None, module, "Embedding", "", "", (), cause, origin=EMBEDDING)
 
 
 class GraphSemantic(Semantic):

@@ -13,13 +13,15 @@ import numpy as np
 from edgewright.verify import clues
 from edgewright.verify.cause import Cause
 from edgewright.verify.graphs import Array
-from edgewright.verify.locate import Divergence, row_errors
+from edgewright.verify.locate import Divergence
 from edgewright.verify.orders import order_cause
 from edgewright.verify.routing import is_routing, routing_ops, routing_trials
+from edgewright.verify.rows import row_errors
 from edgewright.verify.semantic import Op, Piece, Semantic
 from edgewright.verify.tensors import TensorPair, tensor_cause
 from edgewright.verify.trials import ATTRIBUTE_CLASSES, Trial, handed_on, op_trials, wiring_trials
 from edgewright.verify.trials_attention import attention_trials, both_ropes, rope_trials
+from edgewright.verify.trials_cache import cache_trials, scale_clue, scales_of
 from edgewright.verify.trials_mask import mask_trials
 
 #: A change of the reference is the cause when it leaves at most this share of the error.
@@ -172,6 +174,7 @@ def _trials(found: Divergence, piece: Piece, semantic: Semantic) -> Iterator[Tri
     yield from both_ropes(piece)
     for op in ordered:
         yield from of(op, attention_trials(op, piece))
+        yield from of(op, cache_trials(op, piece, semantic))
         yield from of(op, mask_trials(op, piece))
         yield from of(op, routing_trials(op, piece))
         if op is not found.op:
@@ -203,6 +206,9 @@ def _searches(found: Divergence, piece: Piece) -> list[Cause]:
                 makers.append((kind, name, old, partial(_with_attribute, piece, op, name, old)))
         if op.type == "Attention" and not op.attributes.get("softcap"):
             makers.append(("soft cap", "softcap", 4.0, partial(_with_attribute, piece, op, "softcap", 4.0)))
+        for name, what in zip(scales_of(op) or (), ("key", "value"), strict=False):
+            make = partial(_with_factor, piece, name)
+            makers.append(("scale", f"the {what} scale times", 1.0, make))
         if op.type in ("Mul", "Div") and (value := _number(op, piece)) is not None:
             old = float(piece.values[value].ravel()[0])
             makers.append(("scale", "a factor", old, partial(_with_number, piece, value, old)))
@@ -228,6 +234,10 @@ def _with_number(piece: Piece, name: str, old: float, power: float) -> Piece:
     return piece.changed(name, np.full_like(piece.values[name], old * 2.0**power))
 
 
+def _with_factor(piece: Piece, name: str, power: float) -> Piece:
+    return piece.changed(name, (piece.values[name] * 2.0**power).astype(np.float32))
+
+
 def _search(left: Callable[[float], float], low: int, high: int) -> tuple[float, float]:
     """Return the power of two between `low` and `high` that makes `left` smallest, and what is left then."""
 
@@ -251,6 +261,8 @@ def _search(left: Callable[[float], float], low: int, high: int) -> tuple[float,
 def _pattern(found: Divergence, semantic: Semantic) -> Cause:
     """Return the class that the kind of op and the place of the error speak for, when no change explains it."""
     op, check = found.op, found.failed[0]
+    if op.type == "CacheWrite":
+        return scale_clue(found) or Cause("cache", "other codes are kept for later")
     if all(c.value.startswith("present") for c in found.failed) and len(op.outputs) > len(found.failed):
         return Cause("cache", "the result is right but what is kept for later is not")
     if is_routing(op, semantic):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -14,12 +15,26 @@ import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.errors import BundleError, first_line
-from edgewright.runtime.engine import session_options
+from edgewright.runtime.engine import session_options, share
 
 Array = npt.NDArray[Any]
 
 #: What the recomputed twin of a cut value is called.
 AGAIN = "/again"
+#: FP8 codes, as arrays have them here; ONNX Runtime gives and takes them as bytes.
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+_FP8_TYPE = "tensor(float8e4m3fn)"
+
+
+def to_value(array: Array) -> ort.OrtValue:
+    """Return an OrtValue over an array's memory."""
+    return share(array.view(np.uint8), "float8_e4m3fn") if array.dtype == FP8 else share(array)
+
+
+def to_array(value: ort.OrtValue) -> Array:
+    """Return the array of an OrtValue, over its memory."""
+    array: Array = value.numpy()
+    return array.view(FP8) if value.data_type() == _FP8_TYPE else array
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,7 @@ class Graph:
         """Load the graph with more of its values as outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        extra = [value for value in dict.fromkeys(values) if value not in self.outputs]
+        extra = [value for value in dict.fromkeys(values) if value not in self.outputs and value not in self.inputs]
         model.graph.output.extend(onnx.ValueInfoProto(name=value) for value in extra)
         return self.load(model, threads)
 
@@ -116,8 +131,10 @@ def _reads(node: onnx.NodeProto) -> set[str]:
 def run(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Run a session on the feeds it takes; returns its outputs by name."""
     taken = {value.name: feeds[value.name] for value in session.get_inputs()}
-    names = [value.name for value in session.get_outputs()]
+    outputs = session.get_outputs()
+    fed = {name: to_value(array) if array.dtype == FP8 else array for name, array in taken.items()}
     try:
-        return dict(zip(names, session.run(names, taken), strict=True))
+        arrays = session.run([value.name for value in outputs], fed)
+        return {v.name: a.view(FP8) if v.type == _FP8_TYPE else a for v, a in zip(outputs, arrays, strict=True)}
     except Exception as error:
         raise BundleError(f"The graph fails when it is run with taps: {first_line(error)}") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgewright.bundle.manifest import StageEntry
 from edgewright.bundle.settings import EngineSettings
 from edgewright.files import inside
+from edgewright.runtime.embedding import INPUT, SIDECAR
 from edgewright.verify.cause import Cause
 from edgewright.verify.causes import explain
 from edgewright.verify.graphs import Graph
@@ -46,7 +47,9 @@ def describe(
     """
     cause, tried = explain(locator.shortened(found), locator.semantic, wrong)
     entry, notes = candidate.entry, []
-    if origin is None and entry.engine is not None:
+    if all(locator.taps[check.value].name == INPUT for check in found.failed):
+        origin = SIDECAR
+    elif origin is None and entry.engine is not None:
         if locator.differs_in(found, candidate.graph(entry.graph)):
             notes.append("the graph that was compiled has the fault already")
         else:

@@ -17,9 +17,12 @@ import onnx
 import onnxruntime as ort
 
 from edgewright.contract import StageContract
-from edgewright.verify.graphs import AGAIN, Array, Fed, Graph, run
+from edgewright.runtime.embedding import INPUT
+from edgewright.verify.codes import CODE_BOUND, code_errors, is_codes
+from edgewright.verify.graphs import AGAIN, FP8, Array, Fed, Graph, run
 from edgewright.verify.names import Tap, match
-from edgewright.verify.replay import Call, TappedEngine, once, replay
+from edgewright.verify.replay import INSIDE, Beside, Call, TappedEngine, once, replay
+from edgewright.verify.rows import block_energy, blocks_of, row_errors
 from edgewright.verify.scenarios import Scenario
 from edgewright.verify.semantic import Op, Semantic
 
@@ -32,15 +35,15 @@ _SHORT = 64
 #: Taps are read in groups of layers of at most this many bytes a side.
 BUDGET = 192 << 20
 
-#: Inputs that are rounded with one scale.
-_BLOCK = 32
 _WEIGHTED = ("Linear", "MatMul", "MoE", "Experts", "Embedding", "Gather", "Loop", "Gemm")
 _INT8_KERNELS = {"QMoE", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 _TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(int32)": np.dtype(np.int32),
+    "tensor(int8)": np.dtype(np.int8),
+    "tensor(float8e4m3fn)": FP8,
 }
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?|layer)\.(\d+)(?:\.|$)")
 
@@ -126,12 +129,14 @@ class Locator:
         taps: Mapping[str, Tap] | None = None,
         coarse: float | None = None,
         bound: float = FLOAT_BOUND,
+        beside: Beside = INSIDE,
     ) -> None:
         """`taps` are the common values where names don't tell; `coarse` is the bound of products whose weights have
-        another format on each side, `bound` the one of float32 ops."""
+        another format on each side, `bound` the one of float32 ops, `beside` embedding tables outside the graphs."""
         self.semantic, self.reference, self.candidate = semantic, reference, candidate
         self._contract, self._threads, self._coarse, self._bound = contract, threads, coarse, bound
-        self.taps = dict(taps) if taps is not None else match(semantic, candidate)
+        self._beside = beside
+        self.taps = dict(taps) if taps is not None else match(semantic, candidate, beside.value)
         self._noisy = self._rounding()
         self._energy: dict[str, Array] = {}
         self.calls = 0
@@ -150,7 +155,15 @@ class Locator:
 
     def differs_in(self, found: Divergence, candidate: Graph) -> bool:
         """Tell whether another candidate gives wrong values for the op of a divergence, too, in the same call."""
-        other = Locator(self.semantic, self.reference, candidate, self._contract, self._threads, bound=self._bound)
+        other = Locator(
+            self.semantic,
+            self.reference,
+            candidate,
+            self._contract,
+            self._threads,
+            bound=self._bound,
+            beside=self._beside,
+        )
         values = [check.value for check in found.failed if check.value in other.taps]
         if not values:
             return False
@@ -209,18 +222,18 @@ class Locator:
         compared = [name for name in names if name in cuts]
         again = self.reference.cut(cuts, compared, self._threads)
         fed = tuple(name for name in before if name in cuts)
-        return _Sessions(TappedEngine(session, self._contract), again, tuple(compared), fed)
+        return _Sessions(TappedEngine(session, self._contract, self._beside.table), again, tuple(compared), fed)
 
     def _fed(self, session: ort.InferenceSession, names: Sequence[str]) -> dict[str, Fed]:
         """Return what is known of the values `names` from the outputs of a tapped candidate."""
-        found = {value.name: value for value in session.get_outputs()}
+        found = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
         cuts = {}
         for name in names:
             tap = self.taps[name]
             value = found[tap.name]
             if value.type in _TYPES:
                 width = (tap.columns[1] - tap.columns[0],) if tap.columns else tuple(value.shape[-1:])
-                cuts[name] = Fed(np.dtype(_TYPES[value.type]), (*value.shape[:-1], *width))
+                cuts[name] = Fed(_TYPES[value.type], (*value.shape[:-1], *width))
         return cuts
 
     def _search(self, sessions: _Sessions, script: Scenario) -> Divergence | None:
@@ -245,6 +258,8 @@ class Locator:
         `before` are values that are fed and not compared.
         """
         feeds = dict(call.feeds) | {name: self.taps[name].read(call.values) for name in (*names, *before)}
+        if self._beside.reference is not None and INPUT not in feeds:
+            feeds[INPUT] = self._beside.reference.rows(feeds["input_ids"])
         twins = {name.removesuffix(AGAIN): array for name, array in run(reference, feeds).items()}
         checks = tuple(self._check(name, feeds[name], twins[name], call) for name in names)
         self.calls += 1
@@ -281,9 +296,14 @@ class Locator:
                 return array.reshape(*shape, -1) if array.size else np.zeros((*shape, 0))
 
         op = self.semantic.made[name]
-        bound = self._coarse or INT8_BOUND if noisy else self._bound
+        coded = name in caches and is_codes(given)
+        bound = self._coarse or INT8_BOUND if noisy else CODE_BOUND if coded else self._bound
 
         def judge(given: Array, wanted: Array) -> Array:
+            if coded and not noisy:
+                return code_errors(rows(given), rows(wanted))
+            if coded:  # of values with noise, the codes are values with noise themselves
+                given, wanted = given.astype(np.float32), wanted.astype(np.float32)
             error = row_errors(rows(given), rows(wanted), mean=noisy)
             if noisy and not (error <= bound).all() and "Linear" in op.type:
                 # Where large inputs meet small results, rounding may do more.
@@ -350,40 +370,3 @@ class Locator:
         if self._coarse is not None:
             found |= {name for name in self.taps if any(w in self.semantic.made[name].type for w in _WEIGHTED)}
         return found
-
-
-def blocks_of(values: Array) -> Array:
-    """Return `[..., width]` in blocks `[..., blocks, 32]`, padded with zeros."""
-    pad = -values.shape[-1] % _BLOCK
-    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, pad)])
-    return padded.reshape(*values.shape[:-1], -1, _BLOCK)
-
-
-def block_energy(weight: Array) -> Array:
-    """Return for each block of inputs the sum of squared weights, as the mean over outputs; weight `[out, in]`."""
-    energy: Array = np.square(blocks_of(weight), dtype=np.float64).sum(axis=-1).mean(axis=0)
-    return energy
-
-
-def row_errors(given: Array, wanted: Array, *, mean: bool) -> Array:
-    """Return relative errors `[batch, rows]` of arrays `[batch, rows, ...]`; a value that is not finite gives infinity.
-
-    Integers must be equal. With `mean` root mean squares are compared, else largest magnitudes.
-    """
-    shape = (*given.shape[:2], -1)
-    g, w = given.reshape(shape), wanted.reshape(shape)
-    if g.shape[2] == 0:
-        return np.zeros(g.shape[:2])
-    if not np.issubdtype(g.dtype, np.floating):
-        return np.where((g != w).any(axis=2), np.inf, 0.0)
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference, size = g - w, w
-        if not np.isfinite(w).all():  # a score of minus infinity is equal to itself
-            difference, size = np.where(g == w, 0, difference), np.where(np.isfinite(w), w, 0)
-        if mean:
-            error, scale = (np.sqrt(np.einsum("brn,brn->br", a, a) / a.shape[2]) for a in (difference, size))
-        else:
-            error, scale = (np.maximum(a.max(axis=2), -a.min(axis=2)) for a in (difference, size))
-        floor = max(float(scale[np.isfinite(scale)].max(initial=0.0)) * 1e-3, 1e-30)
-        result = (error / np.maximum(scale, floor)).astype(np.float64)
-    return np.where(np.isfinite(result), result, np.inf)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgewright.runtime.embedding import INPUT
 from edgewright.verify.graphs import Array, Graph
 from edgewright.verify.semantic import Op, Semantic
 
@@ -28,9 +29,14 @@ class Tap:
         return array if self.columns is None else array[..., self.columns[0] : self.columns[1]]
 
 
-def match(reference: Semantic, candidate: Graph) -> dict[str, Tap]:
-    """Return the tap of every value of the reference that the candidate has, in the reference's order."""
+def match(reference: Semantic, candidate: Graph, fed: str | None = None) -> dict[str, Tap]:
+    """Return the tap of every value of the reference that the candidate has, in the reference's order.
+
+    `fed` is the one that a candidate with its embedding table outside takes instead of token ids.
+    """
     taps = {name: Tap(name) for op in reference.ops for name in op.outputs if name in candidate.made}
+    if fed is not None and INPUT in candidate.inputs:
+        taps[fed] = Tap(INPUT)
     for op in reference.ops:
         if f"{op.name}:normed" in candidate.made:
             taps.setdefault(op.outputs[0], Tap(f"{op.name}:normed"))

@@ -12,9 +12,10 @@ import onnxruntime as ort
 
 from edgewright.contract import StageContract
 from edgewright.errors import GenerationError, first_line
+from edgewright.runtime.embedding import INPUT, EmbeddingTable
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.session import Session
-from edgewright.verify.graphs import Array
+from edgewright.verify.graphs import Array, to_array, to_value
 from edgewright.verify.scenarios import Scenario
 
 
@@ -50,11 +51,46 @@ class _Binding:
         self.real.bind_ortvalue_output(name, value)
 
 
-class TappedEngine:
-    """Runs a graph with taps for a `Session`; `calls` holds the runs since it was last emptied."""
+@dataclass(frozen=True)
+class Beside:
+    """Embedding tables outside the graphs that are compared: the candidate's, and the reference's.
 
-    def __init__(self, session: ort.InferenceSession, contract: StageContract) -> None:
+    `value` is the value of a reference with its table inside that the candidate takes.
+    """
+
+    table: EmbeddingTable | None = None
+    value: str | None = None
+    reference: EmbeddingTable | None = None
+
+
+INSIDE = Beside()
+
+
+class _Table:
+    """An embedding table that remembers the ids it was last asked for."""
+
+    def __init__(self, table: EmbeddingTable | None, ids: Array | None = None) -> None:
+        self._table, self.ids = table, ids
+
+    def rows(self, ids: Array) -> Array:
+        """Return the rows of ids."""
+        assert self._table is not None
+        self.ids = ids.copy()
+        return self._table.rows(ids)
+
+
+class TappedEngine:
+    """Runs a graph with taps for a `Session`; `calls` holds the runs since it was last emptied.
+
+    Of a graph that takes rows of a `table`, calls have the ids these were picked by, too, and the rows among the
+    values.
+    """
+
+    def __init__(
+        self, session: ort.InferenceSession, contract: StageContract, table: EmbeddingTable | _Table | None = None
+    ) -> None:
         self.session, self.contract = session, contract
+        self.table = _Table(table) if isinstance(table, EmbeddingTable) else table
         self._outputs = [value.name for value in session.get_outputs()]
         self.calls: list[Call] = []
 
@@ -64,7 +100,10 @@ class TappedEngine:
 
     def run(self, binding: Any) -> None:
         """Run once with everything bound, and keep inputs and outputs."""
-        feeds = {name: value.numpy().copy() for name, value in binding.inputs.items()}
+        feeds = {name: to_array(value).copy() for name, value in binding.inputs.items()}
+        if self.table is not None:
+            assert self.table.ids is not None
+            feeds["input_ids"] = self.table.ids
         taps = [name for name in self._outputs if name not in binding.outputs]
         for name in taps:
             binding.real.bind_output(name, "cpu")
@@ -73,7 +112,9 @@ class TappedEngine:
         except Exception as error:
             raise GenerationError(f"The engine failed ({first_line(error)}).") from None
         given = dict(zip(self._bound(binding, taps), binding.real.get_outputs(), strict=True))
-        values = {name: value.numpy().copy() for name, value in given.items()}
+        values = {name: to_array(value).copy() for name, value in given.items()}
+        if INPUT in feeds:
+            values[INPUT] = feeds[INPUT]
         starts = feeds["past_lengths"].astype(np.int64)
         self.calls.append(Call(_phase(feeds), starts, feeds, values))
 
@@ -90,10 +131,11 @@ def _phase(feeds: dict[str, Array]) -> str:
 
 def once(session: ort.InferenceSession, contract: StageContract, call: Call) -> Call:
     """Run a call again on another graph, with the same inputs and caches."""
-    engine = TappedEngine(session, contract)
+    taken = {value.name for value in session.get_inputs()}
+    engine = TappedEngine(session, contract, _Table(None, call.feeds["input_ids"]) if INPUT in taken else None)
     binding = engine.binding()
-    arrays = {name: array.copy() for name, array in call.feeds.items()}  # kept alive by this name
-    shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    arrays = {name: a.copy() for name, a in call.feeds.items() if name in taken}  # kept alive by this name
+    shared = {name: to_value(array) for name, array in arrays.items()}
     for name, value in shared.items():
         binding.bind_ortvalue_input(name, value)
     if contract.kv_in_place:
@@ -109,7 +151,8 @@ def replay(engine: TappedEngine, scenario: Scenario) -> Iterator[Call]:
 
     A scenario ends where the graph fails.
     """
-    session = Session(cast(Engine, engine), batch=len(scenario.sequences))
+    table = cast(EmbeddingTable | None, engine.table)
+    session = Session(cast(Engine, engine), batch=len(scenario.sequences), table=table)
     for step in scenario.steps:
         try:
             replace(step, compared=True).feed(session)

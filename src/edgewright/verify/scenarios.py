@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from edgewright.runtime.inputs import Logits as Wanted
 from edgewright.runtime.session import FIRST_CAPACITY, Session
-from edgewright.runtime.session import Logits as Wanted
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
@@ -65,6 +65,11 @@ class Scenario:
         single = [all(len(row) == 1 for row in step.rows) for step in self.steps]
         kept = [step for i, step in enumerate(self.steps) if not (single[i] and any(single[:i]))]
         return replace(self, steps=tuple(kept))
+
+    def of(self, change: Callable[[Tokens], Tokens]) -> Scenario:
+        """Return the scenario with other ids in the place of its own."""
+        steps = tuple(replace(step, rows=tuple(map(change, step.rows))) for step in self.steps)
+        return replace(self, sequences=tuple(map(change, self.sequences)), steps=steps)
 
     def wanted(self, logits_of: Callable[[Tokens], Logits]) -> Logits:
         """Return what `run` must return, of a function that gives the logits of all tokens of a text."""

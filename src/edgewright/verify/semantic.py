@@ -15,7 +15,7 @@ from edgewright.dialects import portable
 from edgewright.errors import first_line
 from edgewright.graph import Stage
 from edgewright.graph.builder import make_node
-from edgewright.verify.graphs import Array
+from edgewright.verify.graphs import Array, run
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,12 @@ class Piece:
                 known.setdefault(str(value.name), value)
         stage.graph.outputs.extend(results[name] for name in self.outputs)
         try:
-            model = ir.to_proto(portable.lower(stage).model())
+            model = ir.to_proto(portable.lower(stage, emulate=True).model())
             options = ort.SessionOptions()
             options.log_severity_level = 4
             options.intra_op_num_threads = 1
             session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            names = [value.name for value in session.get_inputs()]
-            return dict(zip(self.outputs, session.run(list(self.outputs), {n: feeds[n] for n in names}), strict=True))
+            return run(session, feeds)
         except Exception as error:
             raise ValueError(first_line(error)) from None
 

@@ -12,34 +12,49 @@ import numpy as np
 import onnx
 
 from edgewright.dialects._ort_experts import InterleavedProducer
+from edgewright.dialects._qdq import DenseZeroPoints, dense_rows
 from edgewright.errors import BundleError
 from edgewright.files import inside
+from edgewright.formats import BlockFormat
 from edgewright.graph import Producer, Stage, TensorSpec, Weight
 from edgewright.graph.weights import StackedProducer
 from edgewright.graph.writer import unique_producers
-from edgewright.quant.formats import IntFormat
+from edgewright.runtime.embedding import SIDECAR, TENSORS, read_places
+from edgewright.verify.decode import decode_parts
+
+#: The file of an embedding table beside the graph.
+TABLE = f"sidecars/{SIDECAR}"
 
 
 @dataclass(frozen=True)
 class Leaf:
     """One weight as it was written: its producer, and for each of its tensors the file tensor and first row.
 
-    `step` is the distance of its rows in the file: more than 1 where they alternate with another weight's.
+    `step` is the distance of its rows in the file: more than 1 where they alternate with another weight's. `file` is
+    the file of a table beside the graph.
     """
 
     producer: Producer
     places: tuple[tuple[TensorSpec, str, int], ...]
     step: int = 1
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """What reports call it: its first tensor, or its file."""
+        return self.file or self.producer.specs[0].name
 
 
 def leaves(stage: Stage) -> Iterator[Leaf]:
-    """Yield the single weights of a lowered stage, stacked and interleaved ones taken apart."""
+    """Yield the single weights of a lowered stage, stacked and interleaved ones taken apart; a table beside it last."""
     for producer in unique_producers(stage):
         if isinstance(producer, InterleavedProducer):
             for first, part in enumerate(producer.parts):
                 specs = zip(part.specs, producer.specs, strict=True)
                 yield Leaf(part, tuple((spec, whole.name, first) for spec, whole in specs), len(producer.parts))
             continue
+        if isinstance(producer, DenseZeroPoints):
+            producer = producer.inner
         if not isinstance(producer, StackedProducer):
             yield Leaf(producer, tuple((spec, spec.name, 0) for spec in producer.specs))
             continue
@@ -53,6 +68,13 @@ def leaves(stage: Stage) -> Iterator[Leaf]:
                 ),
             )
             starts = [start + spec.shape[0] for start, spec in zip(starts, part.specs, strict=True)]
+    if stage.outside is not None:
+        producer = stage.outside.producer
+        quantized = hasattr(producer, "format")
+        kinds = [spec.name.rsplit(".", 1)[-1] if quantized else "codes" for spec in producer.specs]
+        names = [f"{TABLE}:{TENSORS[kind]}" for kind in kinds]
+        places = tuple((spec, name, 0) for spec, name in zip(producer.specs, names, strict=True))
+        yield Leaf(producer, places, file=TABLE)
 
 
 class Tensors(Protocol):
@@ -66,15 +88,35 @@ class FreshTensors:
 
     def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Return the rows of each of a leaf's tensors; the range must be one of the weight's blocks."""
-        weight = leaf.producer.weight  # type: ignore[attr-defined]
-        index = list(weight.blocks()).index((start, stop))
-        return next(itertools.islice(leaf.producer.chunks(), index, None))()
+        producer = leaf.producer
+        step = getattr(getattr(producer, "format", None), "row_step", 1)
+        index = list(producer.weight.blocks(step)).index((start, stop))  # type: ignore[attr-defined]
+        arrays = next(itertools.islice(producer.chunks(), index, None))()
+        if start and (shared := getattr(getattr(producer, "format", None), "shared", None)):
+            whole = next(iter(producer.chunks()))()
+            kinds = [spec.name.rsplit(".", 1)[-1] for spec in producer.specs]
+            arrays = tuple(w if k in shared else a for k, w, a in zip(kinds, whole, arrays, strict=True))
+        return arrays
+
+
+def part_rows(producer: Producer, spec: TensorSpec, start: int, stop: int) -> tuple[int, int]:
+    """Return the rows of one of a weight's tensors that belong to rows `[start, stop)` of the weight."""
+    fmt = getattr(producer, "format", None)
+    kind = spec.name.rsplit(".", 1)[-1]
+    if fmt is None or kind == "codes":
+        return start, stop
+    if kind in fmt.shared:
+        return 0, spec.shape[0]
+    return start // fmt.row_step, -(-stop // fmt.row_step)
 
 
 class ShippedTensors:
-    """The external tensors of a bundle's graph, mapped. Raises BundleError when one is missing or misplaced."""
+    """The external tensors of a bundle's graph, and those of an embedding table beside it, mapped.
 
-    def __init__(self, graph: Path) -> None:
+    Raises BundleError when one is missing or misplaced.
+    """
+
+    def __init__(self, graph: Path, table: Path | None = None) -> None:
         model = onnx.load(graph, load_external_data=False)
         self._places: dict[str, tuple[Path, int, int]] = {}
         for tensor in model.graph.initializer:
@@ -82,73 +124,66 @@ class ShippedTensors:
                 entries = {entry.key: entry.value for entry in tensor.external_data}
                 path = inside(graph.parent, entries["location"])
                 self._places[tensor.name] = (path, int(entries.get("offset", 0)), int(entries["length"]))
+        if table is not None:
+            found = read_places(table).items()
+            self._places |= {f"{TABLE}:{name}": (table, start, length) for name, (_, _, start, length) in found}
         self._maps: dict[Path, np.memmap] = {}
 
     def holds(self, leaf: Leaf) -> bool:
         """Tell whether the bundle has every tensor of a weight."""
         names = self._places
-        return all(name in names or f"{name}.flat" in names for _, name, _ in leaf.places)
+        return all({name, f"{name}.flat", f"{name}.dense.flat"} & names.keys() for _, name, _ in leaf.places)
 
     def rows(self, spec: TensorSpec, name: str, first: int, start: int, stop: int, step: int = 1) -> np.ndarray:
         """Return rows `[start, stop)` of the tensor `spec`: its row i is row `first + i * step` of tensor `name`."""
+        if name not in self._places and f"{name}.dense.flat" in self._places:
+            try:
+                return dense_rows(self._bytes(f"{name}.dense.flat"), spec, start, stop)
+            except ValueError:
+                raise BundleError(f"The bundle's tensor {name} is too short: the bundle is damaged.") from None
         if name not in self._places:
             name = f"{name}.flat"  # the same bytes under another shape, see Stage.alias
+        data = self._bytes(name)
+        row_bytes = spec.nbytes // max(1, spec.shape[0])
+        count = (stop - start - 1) * step + 1
+        begin = (first + start * step) * row_bytes
+        end = begin + count * row_bytes
+        if end > len(data):
+            raise BundleError(f"The bundle's tensor {name} is shorter than its weight: the bundle is damaged.")
+        data = data[begin:end].reshape(count, row_bytes)[::step]
+        return np.ascontiguousarray(data).view(spec.numpy_dtype).reshape(stop - start, *spec.array_shape[1:])
+
+    def _bytes(self, name: str) -> np.ndarray:
+        """Return a tensor's bytes, as many as the file has."""
         if name not in self._places:
             raise BundleError(f"The bundle has no tensor {name}: it was built from another checkpoint or recipe.")
         path, offset, length = self._places[name]
         if path not in self._maps:
             self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
-        row_bytes = spec.nbytes // max(1, spec.shape[0])
-        count = (stop - start - 1) * step + 1
-        begin = (first + start * step) * row_bytes
-        end = begin + count * row_bytes
-        if end > length or offset + end > len(self._maps[path]):
-            raise BundleError(f"The bundle's tensor {name} is shorter than its weight: the bundle is damaged.")
-        data = self._maps[path][offset + begin : offset + end].reshape(count, row_bytes)[::step]
-        return np.ascontiguousarray(data).view(spec.numpy_dtype).reshape(stop - start, *spec.shape[1:])
+        return self._maps[path][offset : offset + length]
 
     def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Return the rows of each of a leaf's tensors."""
-        return tuple(self.rows(spec, name, first, start, stop, leaf.step) for spec, name, first in leaf.places)
+        """Return the rows of each of a leaf's tensors; smaller ones have their share or all of it."""
+        return tuple(
+            self.rows(spec, name, first, *part_rows(leaf.producer, spec, start, stop), leaf.step)
+            for spec, name, first in leaf.places
+        )
 
 
-def decode(leaf: Leaf, arrays: tuple[np.ndarray, ...], fmt: IntFormat, width: int) -> np.ndarray:
-    """Return float32 `[rows, width]` of a leaf's codes, scales and optional zero points and offsets.
-
-    Written apart from the quantizer on purpose: it is the check on it. Source: the `MatMulNBits` specification.
-    """
+def decode(leaf: Leaf, arrays: tuple[np.ndarray, ...], fmt: BlockFormat, width: int) -> np.ndarray:
+    """Return float32 `[rows, width]` of a leaf's parts."""
     kinds = [spec.name.rsplit(".", 1)[-1] for spec, _, _ in leaf.places]
-    given = dict(zip(kinds, arrays, strict=True))
-    codes, scales = given["codes"], given["scales"]
-    rows, blocks = scales.shape
-    if fmt.bits == 8:
-        values = codes.reshape(rows, blocks, fmt.group).astype(np.float32)
-    else:
-        values = np.empty((rows, blocks, fmt.group), dtype=np.float32)
-        values[:, :, 0::2] = codes & 0x0F
-        values[:, :, 1::2] = codes >> 4
-    packed = given.get("zero_points")
-    if packed is not None:
-        zeros = np.empty((rows, blocks), dtype=np.float32)
-        for block in range(blocks):
-            byte = packed[:, block] if fmt.bits == 8 else (packed[:, block // 2] >> (4 * (block % 2))) & 0x0F
-            zeros[:, block] = byte
-    else:
-        zeros = np.full((rows, blocks), float(1 << (fmt.bits - 1)), dtype=np.float32)
-    values = (values - zeros[:, :, None]) * scales[:, :, None]
-    if "offsets" in given:
-        values += given["offsets"][:, :, None]
-    decoded: np.ndarray = values.reshape(rows, blocks * fmt.group)
-    return decoded[:, :width]
+    return decode_parts(dict(zip(kinds, arrays, strict=True)), fmt, width)
 
 
 class ShippedWeight(Weight):
     """A quantized weight as `tensors` give it, seen as floats."""
 
-    def __init__(self, name: str, leaf: Leaf, fmt: IntFormat, shape: tuple[int, ...], tensors: Tensors) -> None:
+    def __init__(self, name: str, leaf: Leaf, fmt: BlockFormat, shape: tuple[int, ...], tensors: Tensors) -> None:
         self.name, self.shape = name, shape
         self._leaf, self._format, self._tensors = leaf, fmt, tensors
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        arrays = self._tensors.leaf_rows(self._leaf, start, stop)
-        return decode(self._leaf, arrays, self._format, self.shape[1])
+        first = start - start % self._format.row_step
+        arrays = self._tensors.leaf_rows(self._leaf, first, stop)
+        return np.ascontiguousarray(decode(self._leaf, arrays, self._format, self.shape[1])[start - first :])

@@ -30,6 +30,7 @@ _CLASSES = {
     "norm": ("epsilon", "group"),
     "activation": ("activation", "activation_type", "alpha", "approximate", "limit"),
     "head layout": ("num_heads", "kv_num_heads", "heads", "kv_heads", "head_dim", "value_dim"),
+    "cache": ("k_quant_type", "v_quant_type", "kv_cache_bit_width", "cache"),
     "routing": ("k", "top_k", "experts", "normalize_routing_weights"),
 }
 

@@ -13,7 +13,7 @@ from edgewright.verify.graphs import Array
 from edgewright.verify.orders import order_cause
 from edgewright.verify.routing import is_routing
 from edgewright.verify.semantic import Op, Semantic
-from edgewright.verify.shipped import FreshTensors, Leaf, ShippedTensors, Tensors, decode
+from edgewright.verify.shipped import TABLE, FreshTensors, Leaf, ShippedTensors, Tensors, decode
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,19 @@ class WrongTensors:
     def __call__(self, name: str) -> TensorPair | None:
         """Return the pair of an initializer of the reference, or None when nothing is known to be wrong with it."""
         name = name.removesuffix(".float")
-        leaf = self._found.get(name)
-        if name not in self._faults or leaf is None or not self._shipped.holds(leaf):
+        leaf, beside = self._found.get(name), self._found.get(TABLE)
+        first = beside.producer.specs[0].name if beside is not None else ""
+        if beside is not None and TABLE in self._faults and (name == TABLE or (name == first not in self._faults)):
+            return self._pair(beside, first, f"in {TABLE} {self._faults[TABLE]}")
+        if name not in self._faults or leaf is None:
+            return None
+        return self._pair(leaf, name, self._faults[name])
+
+    def _pair(self, leaf: Leaf, name: str, fault: str) -> TensorPair | None:
+        if not self._shipped.holds(leaf):
             return None
         shipped, right = (_floats(leaf, tensors) for tensors in (self._shipped, FreshTensors()))
-        return TensorPair(name, self._faults[name], shipped, right)
+        return TensorPair(name, fault, shipped, right)
 
     def first(self) -> TensorPair | None:
         """Return the first wrong tensor that is in the bundle."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from edgewright.formats import FloatFormat, Format, IntFormat, MxFormat, ScaledFormat
 from edgewright.quant.apply import Applied
-from edgewright.quant.formats import FloatFormat, Format, IntFormat
 from edgewright.verify.metrics import Distance
 
 
@@ -47,16 +47,43 @@ QUALITY = {
     "float32": Threshold(kl=1e-5, max_error=1e-4, cosine=0.99999),
     "float16": Threshold(kl=1e-3, max_error=0.02, cosine=0.999),
     "int8": Threshold(kl=0.03, max_error=0.3, cosine=0.95),
+    "fp8": Threshold(kl=0.1, max_error=0.5, cosine=0.9),
     "int4": Threshold(kl=1.0),
 }
 #: The same for a golden: its logits were computed by another program, whose own rounding counts, too.
 GOLDEN = {**QUALITY, "float32": Threshold(kl=1e-5, max_error=1e-3, cosine=0.9999)}
-_ORDER = ("float32", "float16", "int8", "int4")
+#: What a cache of codes adds, by its dtype: to the distance from the float32 model, and, as a value between two codes
+#: may be rounded either way, to the distance from a reference with the same scales.
+CACHE_QUALITY = {"int8": Threshold(kl=0.03), "float8_e4m3fn": Threshold(kl=0.1)}
+CACHE_ENGINE = {"int8": Threshold(kl=5e-3, max_error=0.1), "float8_e4m3fn": Threshold(kl=5e-3, max_error=0.2)}
+#: What rounding the inputs of linears adds to the distance from the float32 model, by bits of the inputs.
+INPUT_QUALITY = {8: Threshold(kl=0.1), 4: Threshold(kl=1.0)}
+_ORDER = ("float32", "float16", "int8", "fp8", "int4")
+
+
+def with_cache(threshold: Threshold, allowance: dict[str, Threshold], cache: str) -> Threshold:
+    """Return a threshold with what a cache of dtype `cache` adds to it; cosines are then no longer bounded."""
+    if cache not in allowance:
+        return threshold
+    more = allowance[cache]
+    errors = [t.max_error for t in (threshold, more) if t.max_error is not None]
+    return Threshold(threshold.kl + more.kl, sum(errors) if len(errors) == 2 else None)
+
+
+def quality_of(applied: Sequence[Applied]) -> Threshold:
+    """Return the bound on the distance from the float32 model, for weights and inputs together."""
+    weights = QUALITY[coarsest(a.format for a in applied)]
+    bits = [4 if a.inputs.name in ("int4", "nvfp4", "mxfp4") else 8 for a in applied if a.inputs is not None]
+    return Threshold(weights.kl + INPUT_QUALITY[min(bits)].kl) if bits else weights
 
 
 def rounds_inputs(applied: Sequence[Applied]) -> bool:
-    """Return whether any module's kernel may round its inputs to int8."""
-    return any(isinstance(a.format, IntFormat) and a.format.int8_activations for a in applied if a.kind != "embedding")
+    """Return whether any module rounds its inputs, in its kernel or before it."""
+    return any(
+        a.inputs is not None or (isinstance(a.format, IntFormat) and a.format.int8_activations)
+        for a in applied
+        if a.kind != "embedding"
+    )
 
 
 def coarsest(formats: Iterable[Format]) -> str:
@@ -70,4 +97,10 @@ def coarser(names: Sequence[str]) -> str:
 
 
 def _class(fmt: Format) -> str:
-    return fmt.dtype if isinstance(fmt, FloatFormat) else f"int{fmt.bits}"
+    if isinstance(fmt, FloatFormat):
+        return "float16" if fmt.dtype == "bfloat16" else fmt.dtype
+    if isinstance(fmt, IntFormat):
+        return f"int{fmt.bits}"
+    if isinstance(fmt, ScaledFormat):
+        return "int8" if fmt.element == "int8" else "fp8"
+    return "fp8" if fmt == MxFormat("e4m3") else "int4"

@@ -102,7 +102,7 @@ def attention_trials(op: Op, piece: Piece) -> Iterator[Trial]:
 
 def _heads(op: Op, piece: Piece, q: str, k: str, v: str) -> Iterator[Trial]:
     heads, kv_heads = int(op.attributes["heads"]), int(op.attributes["kv_heads"])
-    roots = {name: _source(piece, name) for name in (q, k, v)}
+    roots = {name: source(piece, name) for name in (q, k, v)}
     if not all(root in piece.values for root in roots.values()):
         return
     rq, rk, rv = roots[q], roots[k], roots[v]
@@ -124,7 +124,7 @@ def _heads(op: Op, piece: Piece, q: str, k: str, v: str) -> Iterator[Trial]:
         yield Trial("head layout", f"key/value heads in the order {', '.join(map(str, order))}", both)
 
 
-def _source(piece: Piece, name: str) -> str:
+def source(piece: Piece, name: str) -> str:
     """Return the value outside the piece that a query, key or value comes from."""
     made = {op.outputs[0]: op for op in piece.ops}
     while name in made and name not in piece.values and made[name].inputs[0]:

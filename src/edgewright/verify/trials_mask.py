@@ -33,16 +33,29 @@ class Masked:
     def run(self) -> dict[str, Array]:
         """Compute the outputs; raises ValueError for attention of another kind."""
         op, a = self.op, self.op.attributes
-        if any(op.inputs[6:]) or not all(op.inputs[:6]):
+        codes = len(op.inputs) > 8
+        if any(op.inputs[6:8]) or not (codes or all(op.inputs[:6])):
             raise ValueError("attention with more inputs")
         results = self.piece.run()
-        wanted = tuple(str(n) for n in op.inputs[:3])
+        wanted = tuple(str(n) for n in op.inputs[:3] if n)
         made = {name for o in self.piece.ops for name in o.outputs}
         before = replace(self.piece, ops=tuple(o for o in self.piece.ops if o.name != op.name))
         inner = tuple(n for n in wanted if n in made and n not in self.piece.values)
         values = {**self.piece.values, **(replace(before, outputs=inner).run() if inner else {})}
-        y = _attention(values[wanted[0]], results[op.outputs[1]], results[op.outputs[2]], values, op, MASKS[self.mask])
+        caches = _decoded(op, values) if codes else [results[name] for name in op.outputs[1:]]
+        y = _attention(values[wanted[0]], caches[0], caches[1], values, op, MASKS[self.mask])
         return {**results, op.outputs[0]: y.astype(np.float32).reshape(results[op.outputs[0]].shape)} if a else results
+
+
+def _decoded(op: Op, values: Mapping[str, Array]) -> list[Array]:
+    """Return keys and values of caches of codes, as the op reads them; ValueError where they are not known."""
+    caches, scales = ([values.get(str(name)) for name in op.inputs[a : a + 2]] for a in (3, 8))
+    if any(array is None for array in (*caches, *scales)):
+        raise ValueError("caches that are not known")
+    return [
+        np.asarray(c, dtype=np.float64) * np.asarray(s).reshape(1, -1, 1, 1)
+        for c, s in zip(caches, scales, strict=True)
+    ]
 
 
 def _attention(q: Array, keys: Array, values: Array, given: Mapping[str, Array], op: Op, mask: Any) -> Array:

@@ -13,35 +13,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata, resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgewright._version import __version__
 from edgewright.bundle import check_files, read_manifest
 from edgewright.bundle.manifest import Manifest
-from edgewright.checkpoint import Checkpoint
+from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.dialects import LOWERINGS
-from edgewright.errors import BundleError, GenerationError
-from edgewright.files import inside, sha256_of
+from edgewright.errors import BundleError, CheckpointError, GenerationError
+from edgewright.files import inside, quantized_home, sha256_of
+from edgewright.formats import ActivationFormat, BlockFormat, FloatFormat, format_from_json
 from edgewright.graph import Stage
+from edgewright.graph.outside import take_table_outside
+from edgewright.graph.vocabulary import reduce_vocabulary
 from edgewright.graph.writer import layout_size, plan_layout
 from edgewright.models import build_llm
 from edgewright.progress import SILENT, Progress
 from edgewright.quant.apply import Applied, quantize_stage
-from edgewright.quant.formats import FloatFormat, Format, IntFormat, StoredFormat
-from edgewright.quant.recipe import Recipe, Rule
+from edgewright.quant.kv import KVFormat, KVScales, cache_of_record, quantize_cache
+from edgewright.quant.recipe import MANIFEST, Inputs, Recipe, Rule
+from edgewright.runtime.embedding import embedding_of
 from edgewright.runtime.llm import LLM, llm_stage
 from edgewright.runtime.session import Session
+from edgewright.runtime.vocabulary import Vocabulary, vocabulary_of
 from edgewright.verify.localise import Candidate, describe, of_tensor
 from edgewright.verify.locate import Locator
 from edgewright.verify.metrics import Logits, compare, pool
 from edgewright.verify.reference import Reference, reference_of, use_shipped_weights
+from edgewright.verify.replay import Beside
 from edgewright.verify.report import Level, Localisation, LogitsReport, OpsReport, Report
 from edgewright.verify.scenarios import Scenario, Tokens, scenarios
-from edgewright.verify.shipped import FreshTensors, ShippedTensors, leaves
+from edgewright.verify.shipped import TABLE, FreshTensors, ShippedTensors, leaves
 from edgewright.verify.structure import GraphReport, check_graph
 from edgewright.verify.tensors import WrongTensors
-from edgewright.verify.thresholds import ENGINE, QUALITY, Threshold, coarsest, rounds_inputs
+from edgewright.verify.thresholds import (
+    CACHE_ENGINE,
+    CACHE_QUALITY,
+    ENGINE,
+    Threshold,
+    coarsest,
+    quality_of,
+    rounds_inputs,
+    with_cache,
+)
 from edgewright.verify.weights import WeightsReport, check_weights
 
 #: Longest text the scenarios use.
@@ -51,32 +67,50 @@ _OPS = ("decode", "two turns", "batch")
 
 
 def verify_bundle(
-    folder: str | Path, checkpoint: Checkpoint, *, threads: int | None = None, progress: Progress = SILENT
+    folder: str | Path,
+    checkpoint: Checkpoint,
+    *,
+    original: Checkpoint | None = None,
+    threads: int | None = None,
+    progress: Progress = SILENT,
 ) -> Report:
     """Verify a bundle or an exported folder against its checkpoint.
 
-    Raises BundleError when files are damaged or the checkpoint is not the one it was built from.
+    Where the checkpoint is a quantized form of an `original`, that one judges the quality. The original may also be
+    given as the checkpoint: its quantized form is then looked for where the build kept it. Raises BundleError when
+    files are damaged or the checkpoint is not the one it was built from.
     """
     root = Path(folder)
     manifest = read_manifest(root)
     with progress.step("check files"):
         check_files(root, manifest)
-        _check_source(manifest, checkpoint)
-    return _Verification(root, manifest, checkpoint, threads, progress).run()
+        checkpoint, original = _built_from(manifest, checkpoint, original)
+    return _Verification(root, manifest, checkpoint, original, threads, progress).run()
 
 
 class _Verification:
     """One run of all levels."""
 
     def __init__(
-        self, root: Path, manifest: Manifest, checkpoint: Checkpoint, threads: int | None, progress: Progress
+        self,
+        root: Path,
+        manifest: Manifest,
+        checkpoint: Checkpoint,
+        original: Checkpoint | None,
+        threads: int | None,
+        progress: Progress,
     ) -> None:
         self._root, self._manifest, self._checkpoint = root, manifest, checkpoint
+        self._original = original or checkpoint
         self._threads, self._progress = threads, progress
         self._entry = llm_stage(manifest)
         self._context = self._entry.contract.bounds["capacity"][1]
-        self._recipe = recipe_of(manifest)
-        self._tensors = ShippedTensors(inside(root, self._entry.graph))
+        self._recipe, self._cache = recipe_of(manifest), cache_of(manifest)
+        self._kv_dtype = self._entry.contract.kv_dtype
+        self._vocabulary = vocabulary_of(root, manifest)
+        self._beside = Beside(embedding_of(root, manifest), manifest.model.get("embedding", {}).get("value"))
+        table = inside(root, TABLE) if self._beside.table is not None else None
+        self._tensors = ShippedTensors(inside(root, self._entry.graph), table)
         self._levels: dict[str, Level] = {}
         self._place: Localisation | None = None
         self._failures: list[str] = []
@@ -85,8 +119,12 @@ class _Verification:
     def run(self) -> Report:
         """Run the levels; after a failure, look for the place."""
         stage, applied = self._quantized()
+        if self._beside.table is not None:
+            take_table_outside(stage)
         lowered = LOWERINGS[self._entry.dialect](stage)
-        self._found = {leaf.producer.specs[0].name: leaf for leaf in leaves(lowered)}
+        self._found = {leaf.name: leaf for leaf in leaves(lowered)}
+        if TABLE in self._found:  # the reference has it inside
+            self._found.setdefault(self._found[TABLE].producer.specs[0].name, self._found[TABLE])
         weights = self._weights = self._check_weights(lowered)
         self._levels["weights"] = weights
         versions = self._manifest.versions
@@ -100,10 +138,15 @@ class _Verification:
             given = {script.name: run_script(llm, script, self._failures) for script in self._scripts}
         del llm
         # When every weight is the checkpoint's, one reference serves all levels.
-        one = weights.exact == weights.tensors
-        with self._reference(build_llm(self._checkpoint, max_context=self._context), "float32 reference") as plain:
+        one = weights.exact == weights.tensors and self._vocabulary is None and self._cache is None
+        one = one and self._original is self._checkpoint
+        one = one and all(tensor.input is None for tensor in self._checkpoint.tensors.values())
+        with self._reference(self._float(), "float32 reference") as plain:
             wanted = logits_of(plain, self._scripts, self._threads)
-            quality = compare_logits(given, wanted, QUALITY[coarsest(a.format for a in applied)])
+            if self._vocabulary is not None:  # the whole model judges the logits that were kept
+                wanted = {name: logits[:, self._vocabulary.ids] for name, logits in wanted.items()}
+            bound = with_cache(quality_of(applied), CACHE_QUALITY, self._kv_dtype)
+            quality = compare_logits(given, wanted, bound)
             if one:
                 self._same_weights(plain, given, wanted, applied)
                 self._levels["quality"] = quality
@@ -117,10 +160,23 @@ class _Verification:
                 self._localise(same)
         return Report(self._levels, self._place, remarks=tuple(self._failures))
 
+    def _float(self) -> Stage:
+        """Build the float model; that of a quantized checkpoint is what its codes stand for, inputs not rounded."""
+        stage = build_llm(self._original, max_context=self._context)
+        if self._original.quantization is not None:
+            keep = FloatFormat("float32")
+            quantize_stage(stage, Recipe("float32", keep, keep, keep))
+        return stage
+
     def _quantized(self) -> tuple[Stage, list[Applied]]:
-        """Build the stage anew, in the formats the bundle has."""
+        """Build the stage anew, with the tokens and in the formats the bundle has."""
         stage = build_llm(self._checkpoint, max_context=self._context)
-        return stage, quantize_stage(stage, self._recipe)
+        if self._vocabulary is not None:
+            reduce_vocabulary(stage, self._vocabulary.ids)
+        applied = quantize_stage(stage, self._recipe, requantize=True)
+        if self._cache is not None:
+            quantize_cache(stage, *self._cache)
+        return stage, applied
 
     def _check_weights(self, lowered: Stage) -> WeightsReport:
         same_version = self._manifest.versions["edgewright"] == __version__
@@ -143,15 +199,16 @@ class _Verification:
     ) -> None:
         """Compare with the reference over the weights that are shipped (that should be, where those are wrong)."""
         self._ops(reference)
-        if any(isinstance(a.format, IntFormat) for a in applied):
-            wanted = wanted or logits_of(reference, self._scripts, self._threads)
-            self._levels["engine"] = compare_logits(given, wanted, ENGINE[rounds_inputs(applied)])
+        if self._cache is not None or any(isinstance(a.format, BlockFormat) for a in applied):
+            wanted = wanted or logits_of(reference, self._fed, self._threads)
+            bound = with_cache(ENGINE[rounds_inputs(applied)], CACHE_ENGINE, self._kv_dtype)
+            self._levels["engine"] = compare_logits(given, wanted, bound)
 
     def _ops(self, reference: Reference) -> None:
         """Recompute every op from its own inputs: the logits leave room for small faults, this does not."""
         locator = self._locator(reference)
         with self._progress.step("compare ops"):
-            found = locator.first([script.brief() for script in self._scripts if script.name in _OPS])
+            found = locator.first([script.brief() for script in self._fed if script.name in _OPS])
         fault = ""
         if found is not None:
             self._place = describe(found, locator, self._candidate, self._wrong)
@@ -164,7 +221,7 @@ class _Verification:
             return
         logits = [level for level in self._levels.values() if isinstance(level, LogitsReport)]
         bad = {name for level in logits for name, d in level.by_scenario.items() if level.threshold.faults(d)}
-        scripts = sorted(self._scripts, key=lambda script: script.name not in bad)
+        scripts = sorted(self._fed, key=lambda script: script.name not in bad)
         with self._progress.step("look for the place"):
             locator = self._locator(reference)
             found = locator.first(scripts)
@@ -177,7 +234,13 @@ class _Verification:
 
     def _locator(self, reference: Reference) -> Locator:
         running = self._candidate.running()
-        return Locator(reference.semantic, reference.graph(), running, self._entry.contract, self._threads)
+        contract = self._entry.contract
+        return Locator(reference.semantic, reference.graph(), running, contract, self._threads, beside=self._beside)
+
+    @property
+    def _fed(self) -> list[Scenario]:
+        """The scenarios as the graph itself takes them."""
+        return fed(self._scripts, self._vocabulary)
 
     @property
     def _candidate(self) -> Candidate:
@@ -241,7 +304,7 @@ def scripts_for(llm: LLM) -> list[Scenario]:
     """Return the scenarios of a bundle: over a text where there is a tokenizer, else over seeded random ids."""
     session = llm.session()
     contract = llm_stage(llm.manifest).contract
-    tokens = _tokens(llm, session.vocab_size)
+    tokens = _tokens(llm, int(llm.manifest.model["vocab_size"]))
     max_batch = contract.bounds["batch"][1]
     return list(scenarios(tokens, session.max_context, max_batch=max_batch, cut_back=not session.recurrent))
 
@@ -252,40 +315,85 @@ def _tokens(llm: LLM, vocab: int) -> Tokens:
         ids = [i for i in llm.tokenizer.encode(text) if i < vocab]
         if len(ids) >= 64:
             return np.resize(np.asarray(ids, dtype=np.int64), _TEXT_TOKENS)
-    return np.random.default_rng(2026).integers(0, vocab, _TEXT_TOKENS)
+    known = np.arange(vocab) if llm.vocabulary is None else llm.vocabulary.ids
+    return known[np.random.default_rng(2026).integers(0, len(known), _TEXT_TOKENS)]
+
+
+def fed(scripts: Sequence[Scenario], vocabulary: Vocabulary | None) -> list[Scenario]:
+    """Return scenarios as a graph with a reduced vocabulary takes them: ids are places of the kept ones."""
+    return [script if vocabulary is None else script.of(vocabulary.columns) for script in scripts]
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
     """Rebuild the recipe that was applied, module by module."""
     rules = []
     for module in manifest.recipe["modules"]:
-        fmt: Format
-        if "dtype" in module:
-            fmt = FloatFormat(module["dtype"])
-        else:
-            fmt = IntFormat(module["bits"], module["group"], module["zero_point"], module["int8_activations"])
-        rules.append(Rule(module["module"], fmt, "manifest"))
+        activation = module.get("activation")
+        inputs = Inputs(None if activation is None else ActivationFormat(**activation))
+        rules.append(Rule(module["module"], format_from_json(module), MANIFEST, inputs))
     keep = FloatFormat("float32")
     return Recipe(manifest.recipe["name"], keep, keep, keep, tuple(rules))
 
 
+def cache_of(manifest: Manifest) -> tuple[KVFormat, dict[str, KVScales]] | None:
+    """Return the format of a bundle's cache and its scales by module, or None where it is float32.
+
+    Raises BundleError when the manifest's record is not about the cache that its contract has.
+    """
+    record, dtype = manifest.recipe.get("kv"), llm_stage(manifest).contract.kv_dtype
+    cache = cache_of_record(record) if record else None
+    if (cache[0].cache_dtype if cache else "float32") != dtype:
+        found = "no scales" if cache is None else f"scales of {cache[0].label}"
+        raise BundleError(f"The manifest has {found} for a cache of {dtype}: build the bundle again.")
+    return cache
+
+
 def coarsest_of(manifest: Manifest) -> str:
     """Return the name of the coarsest weight format of a bundle, as QUALITY spells it."""
-    return coarsest(rule.format for rule in recipe_of(manifest).rules if not isinstance(rule.format, StoredFormat))
+    return coarsest(format_from_json(module) for module in manifest.recipe["modules"])
 
 
-def _check_source(manifest: Manifest, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint with a file that is none of those the bundle was built from, by size and digest."""
-    recorded = {entry["bytes"]: set[str]() for entry in manifest.source["files"].values()}
-    for entry in manifest.source["files"].values():
+def _built_from(
+    manifest: Manifest, checkpoint: Checkpoint, original: Checkpoint | None
+) -> tuple[Checkpoint, Checkpoint | None]:
+    """Return the checkpoint a bundle was built from and, for a quantized one, its original if that is at hand.
+
+    Raises BundleError when the given one is neither.
+    """
+    odd = _foreign(manifest.source["files"], checkpoint)
+    if not odd:
+        return checkpoint, original
+    origin = manifest.source.get("origin")
+    if origin is None or _foreign(origin["files"], checkpoint):
+        raise BundleError(
+            f"The bundle was not built from this checkpoint ({', '.join(odd)} differ): give the one it was built from."
+        )
+    if (made := _kept(manifest)) is None:
+        raise BundleError(
+            f"The bundle was built from a quantized form of this checkpoint (recipe {manifest.recipe['name']}), which "
+            "is not whole in the cache any more: give a folder that `edgewright quantize` made with that recipe, or "
+            "run the same `edgewright deploy` again with --force, which makes it anew."
+        )
+    return made, checkpoint
+
+
+def _kept(manifest: Manifest) -> Checkpoint | None:
+    """Return the quantized checkpoint that a build kept, if it is there as it was."""
+    folder = quantized_home() / Path(str(manifest.source.get("kept", ""))).name
+    try:
+        made = open_checkpoint(folder) if (folder / "config.json").is_file() else None
+        return None if made is None or _foreign(manifest.source["files"], made) else made
+    except (CheckpointError, OSError):
+        return None
+
+
+def _foreign(files: Mapping[str, Mapping[str, Any]], checkpoint: Checkpoint) -> list[str]:
+    """Return the names of a checkpoint's files that are none of the recorded ones, by size and digest."""
+    recorded = {entry["bytes"]: set[str]() for entry in files.values()}
+    for entry in files.values():
         recorded[entry["bytes"]].add(entry["sha256"])
-    odd = [
+    return sorted(
         path.name
         for path in checkpoint.files
         if path.stat().st_size not in recorded or sha256_of(path) not in recorded[path.stat().st_size]
-    ]
-    if odd:
-        raise BundleError(
-            f"The bundle was not built from this checkpoint ({', '.join(sorted(odd))} differ): "
-            "give the one it was built from."
-        )
+    )

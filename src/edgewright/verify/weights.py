@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from edgewright.formats import IntFormat, to_blocks
 from edgewright.graph import Stage
 from edgewright.graph.weights import FloatProducer
 from edgewright.progress import Advance
-from edgewright.quant.formats import to_blocks
-from edgewright.quant.producers import ExactProducer, RoundingProducer
+from edgewright.quant.producers import EncodedProducer, ExactProducer, RoundingProducer
 from edgewright.verify.shipped import Leaf, ShippedTensors, decode, leaves
 
 #: A rounded value may be this many steps (block scales) from the original: half a step for rounding, up to one where
@@ -72,27 +72,27 @@ def check_weights(
         fault, rms = _check(leaf, tensors, same_version) if tensors.holds(leaf) else ("is not in the bundle", np.inf)
         advance(leaf.producer.specs[0].nbytes)
         if fault:
-            faults.append(f"{leaf.producer.specs[0].name} {fault}")
+            faults.append(f"{leaf.name} {fault}")
         exact += rms == 0.0
         if rms > worst_rms:
-            worst, worst_rms = leaf.producer.specs[0].name, rms
+            worst, worst_rms = leaf.name, rms
     return WeightsReport(count, exact, tuple(faults), worst, worst_rms)
 
 
 def _check(leaf: Leaf, tensors: ShippedTensors, same_version: bool) -> tuple[str | None, float]:
     """Return what is wrong with a leaf, if anything, and its relative RMS error."""
     producer = leaf.producer
-    assert isinstance(producer, FloatProducer | RoundingProducer | ExactProducer), producer
+    assert isinstance(producer, FloatProducer | RoundingProducer | ExactProducer | EncodedProducer), producer
     weight = producer.weight
     error = total = 0.0
-    for start, stop in weight.blocks():
+    for start, stop in weight.blocks(1 if isinstance(producer, FloatProducer) else producer.format.row_step):
         original = weight.rows(start, stop)
         arrays = tensors.leaf_rows(leaf, start, stop)
         if isinstance(producer, FloatProducer):
             shipped = arrays[0].astype(np.float32)
             allowed: np.ndarray | float = _half_ulp(original, producer.specs[0].dtype)
         else:
-            if not np.isfinite(arrays[1]).all():
+            if not np.isfinite(arrays[1].astype(np.float32)).all():
                 return f"has a scale that is not finite in rows {start} to {stop}", np.inf
             shipped = decode(leaf, arrays, producer.format, weight.shape[1])
             # Codes taken over unchanged: only the last bit of the sum code * scale + offset may differ.
@@ -102,10 +102,7 @@ def _check(leaf: Leaf, tensors: ShippedTensors, same_version: bool) -> tuple[str
                 else 0.0
             )
             if isinstance(producer, RoundingProducer):
-                steps = np.abs(arrays[1])
-                rms = np.sqrt(np.square(to_blocks(shipped - original, producer.format.group)).mean(axis=2))
-                allowed = np.where(rms <= BLOCK_RMS_BOUND * steps + 1e-12, STEP_BOUND * steps + 1e-12, 0.0)
-                allowed = np.repeat(allowed, producer.format.group, axis=1)[:, : weight.shape[1]]
+                allowed = _rounding(producer, arrays, original, shipped)
         difference = np.abs(shipped - original)
         bad = ~(difference <= allowed)
         if bad.any():
@@ -122,14 +119,42 @@ def _check(leaf: Leaf, tensors: ShippedTensors, same_version: bool) -> tuple[str
     return None, float(np.sqrt(error / total)) if total > 0 else 0.0
 
 
+def _rounding(
+    producer: RoundingProducer, arrays: tuple[np.ndarray, ...], original: np.ndarray, shipped: np.ndarray
+) -> np.ndarray:
+    """Return the error rounding may have made, element by element; 0 in blocks whose errors are too many."""
+    fmt, width = producer.format, original.shape[1]
+    if isinstance(fmt, IntFormat):
+        steps = np.abs(arrays[1].astype(np.float32))
+        rms = np.sqrt(np.square(to_blocks(shipped - original, fmt.group)).mean(axis=2))
+        allowed = np.where(rms <= BLOCK_RMS_BOUND * steps + 1e-12, STEP_BOUND * steps + 1e-12, 0.0)
+        return np.repeat(allowed, fmt.group, axis=1)[:, :width]
+    # Codes of a float element: half the distance to the next number, at most a share of what the block's scale spans.
+    number, span = fmt.number, fmt.span(width)  # type: ignore[attr-defined]
+    largest = np.abs(to_blocks(original, span)).max(axis=2)
+    if fmt.row_step > 1:
+        starts = np.arange(0, len(largest), fmt.row_step)
+        largest = np.repeat(np.maximum.reduceat(largest, starts, axis=0), fmt.row_step, axis=0)[: len(original)]
+    if "scales" in fmt.shared:
+        largest = np.full_like(largest, arrays[1][0] * number.largest)
+    share = {"int8": 0.55 / 127, "e4m3": 0.09, "e2m1": 0.35}[number.name]
+    return np.repeat(share * largest + 1e-12, span, axis=1)[:, :width]
+
+
 def _other_codes(producer: RoundingProducer, arrays: tuple[np.ndarray, ...], start: int, stop: int) -> str | None:
     """Return what differs from the codes, scales and zero points that rounding gives; scales may differ by an ulp."""
-    for spec, shipped, made in zip(producer.specs, arrays, producer.chunk(start, stop), strict=True):
+    made_anew = producer.chunk(start, stop)
+    for spec, shipped, made in zip(producer.specs, arrays, made_anew, strict=True):
+        kind = spec.name.rsplit(".", 1)[-1]
+        if kind in producer.format.shared and start:
+            continue  # compared with the first rows
+        if shipped.dtype.itemsize == 1:
+            shipped, made = shipped.view(np.uint8), made.view(np.uint8)
         same = np.isclose(shipped, made, rtol=1e-5, atol=0) if shipped.dtype == np.float32 else shipped == made
         if not same.all():
             at = [int(i) for i in np.argwhere(~same)[0]]
-            kind = spec.name.rsplit(".", 1)[-1]
-            return f"has {kind} that rounding does not give (row {start + at[0]}, block {at[1]})"
+            block = f", block {at[1]}" if len(at) > 1 else ""
+            return f"has {kind} that rounding does not give (row {start + at[0]}{block})"
     return None
 
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import format_goldens
 from conftest import ArrayTensor
 from edgewright.errors import CheckpointError
+from edgewright.formats import FloatFormat, IntFormat, dequantize, pack, quantize, to_blocks, unpack
 from edgewright.graph.weights import StoredWeight
-from edgewright.quant.formats import FloatFormat, IntFormat, dequantize, pack, quantize, to_blocks, unpack
 from edgewright.quant.producers import RoundingProducer
 
 FORMATS = [IntFormat(bits, group, zero) for bits in (4, 8) for group in (32, 64, 128) for zero in (False, True)]
@@ -139,7 +140,7 @@ def test_values_that_are_not_finite_are_refused_by_name(fmt: IntFormat, bad: flo
     with pytest.raises(FloatingPointError):
         quantize(values, fmt)
     producer = RoundingProducer(StoredWeight(ArrayTensor("x", values), "model.layers.7.mlp.up_proj.weight"), fmt, "m")
-    with pytest.raises(CheckpointError, match=r"model\.layers\.7\.mlp\.up_proj\.weight holds values that are not fin"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.7\.mlp\.up_proj\.weight: it holds values that are not"):
         [chunk() for chunk in producer.chunks()]
 
 
@@ -175,3 +176,50 @@ def test_labels() -> None:
     assert IntFormat(8, 128, True).label == "int8 group 128 zero-point"
     assert IntFormat(4, 32, False, int8_activations=False).label == "int4 group 32 float activations"
     assert FloatFormat("float16").label == "float16"
+
+
+# -- goldens -----------------------------------------------------------------------------------------------------------
+
+RUNTIME = [
+    (name, group, asym)
+    for group in (32, 64, 128)
+    for asym in (False, True)
+    for name in format_goldens.having("integers", f"ort_int4_g{group}_{'asym' if asym else 'sym'}")
+]
+
+
+@pytest.mark.parametrize(("name", "group", "asym"), RUNTIME)
+def test_codes_of_onnx_runtimes_quantizer_are_read_and_its_grid_is_ours(name: str, group: int, asym: bool) -> None:
+    golden, values = format_goldens.arrays("integers"), format_goldens.matrices()[name]
+    key = f"{name}.ort_int4_g{group}_{'asym' if asym else 'sym'}"
+    fmt = IntFormat(4, group, asym)
+    grid = fmt.grid(values, {})
+    scale = golden[f"{key}.scale"]
+    np.testing.assert_allclose(grid.scale, scale, rtol=2e-7, atol=0)
+    rows, width = values.shape
+    codes = np.full((rows, fmt.blocks(width) * group), 8, np.uint8)
+    codes[:, :width] = golden[f"{key}.codes"]
+    packed = pack(codes.reshape(rows, -1, group), 4)
+    back = dequantize(packed, scale, pack(golden[f"{key}.zero"], 4), fmt, width)
+    if f"{key}.values" in golden:
+        np.testing.assert_array_equal(back, golden[f"{key}.values"])
+    # Its rounding is no nearer than ours but for ties.
+    own = fmt.snap(values, *grid.along(0, width, group))
+    assert np.abs(own - golden[f"{key}.codes"]).max() <= 1
+    assert name == "int_ties" or (own == golden[f"{key}.codes"]).mean() > 0.9
+
+
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_in_float16(bits: int, zero_point: bool) -> None:
+    """Codes are made for the scales as they are stored; those float16 can't hold are refused."""
+    fmt = IntFormat(bits, 32, zero_point, True, "float16")
+    values = np.random.default_rng(1).standard_normal((3, 70)).astype(np.float32)
+    parts = fmt.encode(values, {})
+    assert parts["scales"].dtype == np.float16
+    assert fmt.specs((3, 70))["scales"] == ("float16", (3, 3))
+    back = fmt.decode(parts, 70)
+    step = np.repeat(np.abs(parts["scales"].astype(np.float32)), 32, axis=1)[:, :70]
+    assert (np.abs(back - values) <= 1.1 * step).all()
+    with pytest.raises(FloatingPointError):
+        fmt.encode(values * np.float32(1e9), {})
