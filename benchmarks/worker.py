@@ -18,6 +18,7 @@ import numpy as np
 
 from contenders import checkpoints, quality
 from contenders.base import Engine
+from contenders.reference import Reference
 
 Job = dict[str, Any]
 
@@ -72,16 +73,43 @@ def measure_quality(job: Job) -> dict[str, Any]:
 
 
 def write_reference(job: Job) -> dict[str, Any]:
-    """Store the token ids of the text and the float32 logits."""
+    """Store the token ids of the text and the float32 logits of each window's last `scored` tokens."""
     job["options"] = {}
     kind, engine = load(job)
-    ids = quality.windows(Path(job["path"]), Path(job["text"]))
-    logits = np.stack([engine.logits(row.tolist()) for row in ids])
+    count, scored = job.get("windows", quality.WINDOWS), job.get("scored", quality.WINDOW)
+    ids = quality.windows(Path(job["path"]), Path(job["text"]), count, at_most="windows" in job)
     np.save(job["ids"], ids)
-    np.save(job["reference"], logits)
-    surprises = [quality.losses(quality.log_softmax(rows), row) for rows, row in zip(logits, ids, strict=True)]
+    stored: np.ndarray | None = None
+    surprises = []
+    for index, row in enumerate(ids):
+        logits = engine.logits(row.tolist())[-scored:]
+        if stored is None:
+            shape = (len(ids), *logits.shape)
+            stored = np.lib.format.open_memmap(job["reference"], mode="w+", dtype=np.float32, shape=shape)
+        stored[index] = logits
+        surprises.append(quality.losses(quality.log_softmax(logits), row[-scored:]))
     versions = {name: version(name) for name in kind.packages}
-    return {"perplexity": quality.perplexity(surprises), "versions": versions}
+    return {"perplexity": quality.perplexity(surprises), "windows": len(ids), "versions": versions}
+
+
+def write_calibration(job: Job) -> dict[str, Any]:
+    """Store the token ids of the calibration text."""
+    ids = quality.windows(Path(job["path"]), Path(job["text"]), job["windows"], at_most=True)
+    np.save(job["ids"], ids)
+    return {"windows": len(ids)}
+
+
+def write_importance(job: Job) -> dict[str, Any]:
+    """Store the mean squares of every linear layer's inputs on the calibration text."""
+    engine = Reference(Path(job["path"]), {}, job["threads"], 0)
+    np.savez(job["importance"], **engine.mean_squares(np.load(job["ids"])))
+    return {}
+
+
+def contents(job: Job) -> dict[str, Any]:
+    """Say what the prepared weights hold."""
+    kind: type[Engine] = importlib.import_module("contenders." + job["peer"]).ENGINE
+    return dict(kind.contents(Path(job["path"])))
 
 
 def prepare(job: Job) -> dict[str, Any]:
@@ -94,17 +122,26 @@ def prepare(job: Job) -> dict[str, Any]:
 def make_checkpoint(job: Job) -> dict[str, Any]:
     """Make the Hugging Face folder of a model."""
     out = Path(job["out"])
-    if job["model"] == "smollm2":
-        checkpoints.make_smollm2(out)
-    else:
+    if job["model"] == "qwen3-0.6b":
         checkpoints.make_qwen3(out, Path(job["tokenizer_from"]))
+    else:
+        CHECKPOINTS[job["model"]](out)
     return {}
 
+
+CHECKPOINTS: dict[str, Callable[[Path], None]] = {
+    "smollm2": checkpoints.make_smollm2,
+    "gemma3-270m": checkpoints.make_gemma3,
+    "trained": checkpoints.make_trained,
+}
 
 MODES: dict[str, Callable[[Job], dict[str, Any]]] = {
     "checkpoint": make_checkpoint,
     "prepare": prepare,
     "reference": write_reference,
+    "calibration": write_calibration,
+    "importance": write_importance,
+    "contents": contents,
     "quality": measure_quality,
     "speed": speed,
 }

@@ -11,6 +11,10 @@ Options = dict[str, Any]
 """Engine settings of one roster entry, such as {"flash": False}."""
 
 
+Contents = dict[str, Any]
+"""What the weight file holds: {"bytes": size of the file or files, "types": {type: bytes}}."""
+
+
 class Timing(NamedTuple):
     """Seconds from the prompt to the first new token, and from there to the last one."""
 
@@ -31,6 +35,11 @@ class Engine(ABC):
     @abstractmethod
     def prepare(checkpoint: Path, out: Path, recipe: Options) -> None:
         """Write into the folder `out` what the engine needs to run the Hugging Face folder `checkpoint`."""
+
+    @staticmethod
+    def contents(path: Path) -> Contents:
+        """Return the size and the types of the weights in the folder that `prepare` wrote."""
+        raise NotImplementedError("this engine does not say what its files hold")
 
     @abstractmethod
     def __init__(self, path: Path, options: Options, threads: int, capacity: int) -> None:

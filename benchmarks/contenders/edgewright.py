@@ -1,12 +1,25 @@
 """edgewright itself: `edgewright deploy` and its Python session."""
 
+import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from contenders.base import Options, SteppedEngine
+from contenders.base import Contents, Options, SteppedEngine
+
+WEIGHT_FILES = ("weights.bin", "engine.bin")
+
+
+def _format(module: dict[str, Any]) -> str:
+    """Name the format of one entry of the manifest's recipe."""
+    if "bits" not in module:
+        return str(module.get("format") or module.get("dtype"))
+    name = f"int{module['bits']} group {module['group']}" + (" zero point" if module.get("zero_point") else "")
+    return name + (" int8 inputs" if module.get("int8_activations") else "")
 
 
 class Edgewright(SteppedEngine):
@@ -20,10 +33,16 @@ class Edgewright(SteppedEngine):
         command = Path(sys.executable).with_name("edgewright")
         source = (checkpoint / recipe.get("source", ".")).resolve()
         weights = recipe["recipe"]
-        if weights.endswith(".yaml"):
+        if weights.endswith(".yaml"):  # an absolute path stays as it is
             weights = str(Path(__file__).parent.parent / weights)
         # The race measures quality itself.
         subprocess.run([command, "deploy", source, "-o", out, "--recipe", weights, "--no-verify"], check=True)
+
+    @staticmethod
+    def contents(path: Path) -> Contents:
+        files = [file for file in path.rglob("*.bin") if file.name in WEIGHT_FILES]
+        modules = json.loads((path / "manifest.json").read_text())["recipe"]["modules"]
+        return {"bytes": sum(file.stat().st_size for file in files), "types": dict(Counter(map(_format, modules)))}
 
     def __init__(self, path: Path, options: Options, threads: int, capacity: int) -> None:
         from edgewright import LLM

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from contenders.base import Options, SteppedEngine
+from contenders.base import Contents, Options, SteppedEngine
 
 UBATCH = 512
 BATCH = 2048
+IMPORTANCE = "importance.npz"
+"""Beside the checkpoint: the mean squares of every linear layer's inputs, by the layer's name."""
 
 
 def _silence(library: Any) -> Any:
@@ -19,6 +21,22 @@ def _silence(library: Any) -> Any:
     callback = library.llama_log_callback(lambda level, text, data: None)
     library.llama_log_set(callback, ctypes.c_void_p(0))
     return callback
+
+
+def _importance(library: Any, checkpoint: Path) -> Any:
+    """Return the importance matrix of `checkpoint`'s calibration text as llama.cpp's null-terminated array."""
+    from contenders.gguf_from_hf import Layout
+
+    layout = Layout(checkpoint)
+    with np.load(checkpoint.parent / IMPORTANCE) as squares:
+        named = [(layout.target(name), squares[name]) for name in squares.files]
+    entries = [(name, values) for name, values in named if name is not None]
+    array = (library.llama_model_imatrix_data * (len(entries) + 1))()
+    for entry, (name, values) in zip(array, entries, strict=False):
+        entry.name = name.encode()
+        entry.data = (ctypes.c_float * len(values))(*values)
+        entry.size = len(values)
+    return array
 
 
 class LlamaCpp(SteppedEngine):
@@ -41,6 +59,9 @@ class LlamaCpp(SteppedEngine):
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + recipe["type"])
         params.nthread = 2
+        if recipe.get("imatrix"):
+            matrix = _importance(llama_cpp, checkpoint)
+            params.imatrix = matrix
         with tempfile.TemporaryDirectory(dir=out.parent) as folder:
             source = Path(folder) / "float.gguf"
             write_gguf(checkpoint, source)
@@ -49,6 +70,13 @@ class LlamaCpp(SteppedEngine):
         if code != 0:
             raise RuntimeError(f"llama_model_quantize returned {code}")
         del log
+
+    @staticmethod
+    def contents(path: Path) -> Contents:
+        from contenders.gguf_from_hf import stored_types
+
+        file = path / "model.gguf"
+        return {"bytes": file.stat().st_size, "types": stored_types(file)}
 
     def __init__(self, path: Path, options: Options, threads: int, capacity: int) -> None:
         import llama_cpp

@@ -4,12 +4,17 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from contenders.base import Engine, Options, Timing
+from contenders.base import Contents, Engine, Options, Timing
+
+MODEL = "openvino_model.xml"
+CALIBRATION = "calibration-ids.npy"
+"""Beside the checkpoint: windows of token ids, int64."""
 
 
 class OpenVino(Engine):
@@ -20,9 +25,24 @@ class OpenVino(Engine):
 
     @staticmethod
     def prepare(checkpoint: Path, out: Path, recipe: Options) -> None:
+        if settings := recipe.get("nncf"):
+            _compress(checkpoint, out, settings, recipe.get("calibration", "none"))
+            return
         command: list[Any] = [Path(sys.executable).with_name("optimum-cli"), "export", "openvino"]
         command += ["--model", checkpoint, "--task", "text-generation-with-past", *recipe["arguments"], out]
         subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+
+    @staticmethod
+    def contents(path: Path) -> Contents:
+        import openvino
+
+        model = openvino.Core().read_model(path / MODEL)
+        sizes: Counter[str] = Counter()
+        for node in model.get_ordered_ops():
+            if node.get_type_name() == "Constant":
+                sizes[node.get_element_type().get_type_name()] += node.get_byte_size()
+        file = (path / MODEL).with_suffix(".bin")
+        return {"bytes": file.stat().st_size, "types": dict(sizes.most_common())}
 
     def __init__(self, path: Path, options: Options, threads: int, capacity: int) -> None:
         import openvino
@@ -30,7 +50,11 @@ class OpenVino(Engine):
 
         self.path = path
         self.openvino = openvino
-        self.properties = {"INFERENCE_NUM_THREADS": threads}
+        self.properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+        self.model: Any = None
+        if options.get("float"):  # nothing is rounded but the weights
+            self.properties |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+            self.properties |= {"KV_CACHE_PRECISION": "f32"}
         if not options.get("logits_only"):
             self.pipe = openvino_genai.LLMPipeline(path, "CPU", **self.properties)
             self.clock = _clock(openvino_genai)
@@ -48,18 +72,55 @@ class OpenVino(Engine):
         return Timing(times[0] - begin, times[-1] - times[0])
 
     def logits(self, ids: list[int]) -> np.ndarray:
-        model = self.openvino.Core().compile_model(self.path / "openvino_model.xml", "CPU", self.properties)
-        names = {name for port in model.inputs for name in port.get_names()}
-        count = len(ids)
-        inputs = {
-            "input_ids": np.array([ids], dtype=np.int64),
-            "attention_mask": np.ones((1, count), dtype=np.int64),
-            "position_ids": np.arange(count, dtype=np.int64)[None],
-            "beam_idx": np.zeros(1, dtype=np.int32),
-        }
-        request = model.create_infer_request()
-        request.infer({name: value for name, value in inputs.items() if name in names})
+        if self.model is None:
+            self.model = self.openvino.Core().compile_model(self.path / MODEL, "CPU", self.properties)
+        request = self.model.create_infer_request()  # a new request has an empty cache
+        request.infer(_inputs(self.model, ids))
         return np.array(request.get_tensor("logits").data[0], dtype=np.float32)
+
+
+def _inputs(model: Any, ids: list[int]) -> dict[str, np.ndarray]:
+    """Return what a plain graph takes for a prompt, less what this one has no input for."""
+    names = {name for port in model.inputs for name in port.get_names()}
+    count = len(ids)
+    inputs: dict[str, np.ndarray] = {
+        "input_ids": np.array([ids], dtype=np.int64),
+        "attention_mask": np.ones((1, count), dtype=np.int64),
+        "position_ids": np.arange(count, dtype=np.int64)[None],
+        "beam_idx": np.zeros(1, dtype=np.int32),
+    }
+    return {name: value for name, value in inputs.items() if name in names}
+
+
+def _compress(checkpoint: Path, out: Path, settings: Options, calibration: str) -> None:
+    """Compress the float32 graph, exported once, by NNCF with the calibration windows beside the checkpoint.
+
+    `calibration` names the windows: the statistics of one set of windows are taken once.
+    """
+    import nncf
+    import openvino
+    from nncf.quantization.advanced_parameters import GroupSizeFallbackMode
+
+    plain = out.with_name("openvino_genai-float32")
+    if not (plain / MODEL).exists():
+        OpenVino.prepare(checkpoint, plain, {"arguments": ["--weight-format", "fp32"]})
+    model = openvino.Core().read_model(plain / MODEL)
+    rows = np.load(checkpoint.parent / CALIBRATION)
+    arguments = {key: value for key, value in settings.items() if key != "mode"}
+    advanced: Options = {"group_size_fallback_mode": GroupSizeFallbackMode.ADJUST}
+    if settings.get("awq"):
+        advanced["statistics_path"] = str(out.with_name(f"openvino_genai-statistics-{calibration}"))
+        arguments["dataset"] = nncf.Dataset([_inputs(model, row.tolist()) for row in rows])
+        arguments["subset_size"] = len(rows)
+    compressed = nncf.compress_weights(
+        model,
+        mode=nncf.CompressWeightsMode[settings["mode"]],
+        ratio=1.0,
+        advanced_parameters=nncf.AdvancedCompressionParameters(**advanced),
+        **arguments,
+    )
+    out.mkdir(parents=True)
+    openvino.save_model(compressed, out / MODEL, compress_to_fp16=False)
 
 
 def _clock(genai: Any) -> Any:

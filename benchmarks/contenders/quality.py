@@ -9,17 +9,30 @@ from contenders.base import Engine
 
 WINDOWS = 3
 WINDOW = 512
+BLOCK = 8
+"""Rows compared at once, to bound the float64 copies."""
 
 
-def windows(checkpoint: Path, text: Path) -> np.ndarray:
-    """Return the first WINDOWS * WINDOW token ids of the text as rows (needs transformers)."""
+def windows(checkpoint: Path, text: Path, count: int = WINDOWS, *, at_most: bool = False) -> np.ndarray:
+    """Return the text's first tokens as `count` rows of WINDOW ids (needs transformers), int64.
+
+    A row begins with the model's begin-of-text token where its tokenizer puts one. A shorter text is an error, or with
+    `at_most` gives fewer rows.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
-    if len(ids) < WINDOWS * WINDOW:
-        raise ValueError(f"{text} has {len(ids)} tokens, {WINDOWS * WINDOW} are needed")
-    return np.array(ids[: WINDOWS * WINDOW], dtype=np.int64).reshape(WINDOWS, WINDOW)
+    content = text.read_text(encoding="utf-8")
+    ids = tokenizer(content, add_special_tokens=False)["input_ids"]
+    first = tokenizer("a")["input_ids"][:1]
+    begin = first if first == [tokenizer.bos_token_id] else []
+    share = WINDOW - len(begin)
+    if at_most:
+        count = min(count, len(ids) // share)
+    if count < 1 or len(ids) < count * share:
+        raise ValueError(f"{text} has {len(ids)} tokens, {max(count, 1) * share} are needed")
+    rows = np.array(ids[: count * share], dtype=np.int64).reshape(count, share)
+    return np.concatenate([np.tile(np.array(begin, dtype=np.int64), (count, 1)), rows], axis=1)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -39,22 +52,40 @@ def perplexity(losses_of_windows: list[np.ndarray]) -> float:
     return float(np.exp(np.concatenate(losses_of_windows).mean()))
 
 
-def compare(engine: Engine, ids: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
-    """Run the text through the engine and compare; the reference has the same leading shape as `ids`."""
-    divergences, surprises, agreements = [], [], []
-    for row, expected in zip(ids, reference, strict=True):
-        logits = engine.logits(row.tolist())
-        if logits.shape != expected.shape:
-            raise ValueError(f"logits of shape {logits.shape}, the reference has {expected.shape}")
-        ours, theirs = log_softmax(logits), log_softmax(expected)
+def distance(logits: np.ndarray, expected: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return KL(expected || logits) and the agreement of the largest row by row, and the losses of `ids[1:]`."""
+    if logits.shape != expected.shape:
+        raise ValueError(f"logits of shape {logits.shape}, the reference has {expected.shape}")
+    divergences, agreements, surprises = [], [], []
+    for begin in range(0, len(logits), BLOCK):
+        part = slice(begin, begin + BLOCK)
+        ours, theirs = log_softmax(logits[part]), log_softmax(expected[part])
         divergences.append((np.exp(theirs) * (theirs - ours)).sum(axis=-1))
-        surprises.append(losses(ours, row))
         agreements.append(ours.argmax(axis=-1) == theirs.argmax(axis=-1))
+        following = ids[begin + 1 : begin + 1 + BLOCK]
+        surprises.append(-np.take_along_axis(ours[: len(following)], following[:, None], axis=-1)[:, 0])
+    return np.concatenate(divergences), np.concatenate(agreements), np.concatenate(surprises)
+
+
+def compare(engine: Engine, ids: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
+    """Run the text through the engine and compare; the reference `[windows, scored, vocab]` has each row's last logits.
+
+    `kl_se` treats tokens as independent, `kl_se_windows` windows, which is the more careful of the two.
+    """
+    parts = []
+    for row, expected in zip(ids, reference, strict=True):
+        scored = len(expected)
+        parts.append(distance(engine.logits(row.tolist())[-scored:], expected, row[-scored:]))
+    divergences, agreements, surprises = zip(*parts, strict=True)
     divergence = np.concatenate(divergences)
+    by_window = np.array([part.mean() for part in divergences])
+    careful = float(by_window.std(ddof=1) / np.sqrt(by_window.size)) if by_window.size > 1 else float("inf")
     return {
         "kl": float(divergence.mean()),
         "kl_se": float(divergence.std(ddof=1) / np.sqrt(divergence.size)),
-        "perplexity": perplexity(surprises),
+        "kl_se_windows": careful,
+        "kl_windows": by_window.tolist(),
+        "perplexity": perplexity(list(surprises)),
         "top1": float(np.concatenate(agreements).mean()),
         "tokens": int(divergence.size),
     }

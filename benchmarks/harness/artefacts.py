@@ -1,12 +1,13 @@
 """Checkpoints, the contenders' files made from them, and their quality: made once, kept in .peers/models/."""
 
+import filecmp
 import json
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from harness.peers import BENCHMARKS, PEERS, REFERENCE_PEER, ensure
+from harness.peers import BENCHMARKS, PEERS, REFERENCE_PEER, ROOT, ensure
 from harness.roster import Entry
 from harness.runner import run_worker
 
@@ -14,6 +15,12 @@ MODELS = PEERS / "models"
 TEXT = BENCHMARKS / "data" / "text.txt"
 QUALITY_MODEL = "smollm2"
 """The model with real weights; a divergence of random weights would say little."""
+SHAPE_MODEL = "qwen3-0.6b"
+"""The model with random weights."""
+TRAINED_MODEL = "trained"
+"""The one whose checkpoint is among the tests' golden files; everything is made anew when it has changed."""
+TRAINED = ROOT / "tests" / "goldens" / "trained"
+WEIGHTS = "model.safetensors"
 
 
 def _say(text: str) -> None:
@@ -23,16 +30,22 @@ def _say(text: str) -> None:
 def checkpoint(model: str, edgewright: Path) -> Path:
     """Return the Hugging Face folder of a model, made if missing."""
     out = MODELS / model
+    if model == TRAINED_MODEL and _differs(out / "hf" / WEIGHTS, TRAINED / WEIGHTS):
+        shutil.rmtree(out, ignore_errors=True)
     if (out / "hf" / "config.json").exists():
         return out / "hf"
     job: dict[str, Any] = {"model": model, "out": str(out.with_name(model + ".part"))}
-    if model != QUALITY_MODEL:
+    if model == SHAPE_MODEL:
         job["tokenizer_from"] = str(checkpoint(QUALITY_MODEL, edgewright))
     _say(f"making the checkpoint of {model}")
     shutil.rmtree(job["out"], ignore_errors=True)
     run_worker(ensure(REFERENCE_PEER, edgewright), "checkpoint", job)
     Path(job["out"]).rename(out)
     return out / "hf"
+
+
+def _differs(made: Path, source: Path) -> bool:
+    return made.exists() and source.exists() and not filecmp.cmp(made, source, shallow=False)
 
 
 def forget(peer: str) -> None:
