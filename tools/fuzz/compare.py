@@ -28,7 +28,7 @@ from cells import SAME_WEIGHTS, _float_inputs, _relative, engine_of
 from edgewright.checkpoint import open_checkpoint
 from edgewright.errors import EdgewrightError
 from edgewright.models import build_llm
-from edgewright.quant.recipe import load_recipe
+from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.session import Session
 

@@ -22,11 +22,12 @@ from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.dialects import LOWERINGS
 from edgewright.errors import ConfigError, RecipeError, TruncationError
+from edgewright.formats import IntFormat
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.models import build_llm
 from edgewright.quant.apply import quantize_stage
-from edgewright.quant.formats import IntFormat
-from edgewright.quant.recipe import Recipe, load_recipe
+from edgewright.quant.recipe import Recipe
+from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.session import Session, unpadded
 from edgewright.verify.metrics import distance
