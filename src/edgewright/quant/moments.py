@@ -25,14 +25,15 @@ class Moments:
 
     `total`, `magnitude` are sums of x and |x| by column (float64 `[width]`), `lows` and `highs` the extremes by column
     (float32 `[width]`). `second` is the sum of x x^T (float32 `[width, width]`), or None if not asked for. `histogram`
-    counts |x| in BINS bins of [0, `limit`). With `keep_columns` every column has a coarse histogram of its own (int64
-    `[width, bins]`), from which `scaled` makes the histogram of scaled inputs.
+    counts |x| in BINS bins of [0, `limit`), with `keep_histogram`. With `keep_columns` every column has a coarse
+    histogram of its own (int64 `[width, bins]`), from which `scaled` makes the histogram of scaled inputs.
     """
 
     name: str
     width: int
     keep_second: bool = True
     keep_columns: bool = False
+    keep_histogram: bool = True
     tokens: int = 0
     limit: float = 0.0
 
@@ -61,7 +62,8 @@ class Moments:
         self.tokens += len(x)
         self.total += x.sum(axis=0, dtype=np.float64)
         self.magnitude += magnitude.sum(axis=0, dtype=np.float64)
-        self._count(magnitude, float(magnitude.max()))
+        if self.keep_histogram:
+            self._count(magnitude, float(magnitude.max()))
         if self.columns is not None:
             self._count_columns(magnitude, self.columns)
         if self.second is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,6 +34,8 @@ from edgewright.quantizer.segments import Segment
 from edgewright.quantizer.stream import FloatModel, run_all
 from edgewright.quantizer.work import FLOATS, Work
 
+#: Inputs whose statistics are taken at once.
+_THREADS = 2
 #: Stages that a text model has.
 STAGES = ("llm",)
 
@@ -179,7 +182,9 @@ class _Seen:
                 # Ranges that need a histogram may be wanted of inputs that are scaled first.
                 ranges = [t.choice.inputs for t in group.targets if t.choice.inputs.format is not None]
                 counted = any(r.format is not None and r.format.static and r.range.name != "minmax" for r in ranges)
-                self.moments[group.value] = Moments(_title(group), target.shape[1], keep_columns=counted)
+                self.moments[group.value] = Moments(
+                    _title(group), target.shape[1], keep_columns=counted, keep_histogram=counted
+                )
         #: The largest magnitudes of keys and values by column, float32 `[kv_heads, size]` once there are any.
         self._caches: dict[KVTap, dict[str, Array]] = {tap: {} for tap in caches}
 
@@ -190,8 +195,14 @@ class _Seen:
 
     def add(self, values: Mapping[str, Array]) -> None:
         """Look at one sample."""
-        for name, moments in self.moments.items():
-            moments.add(values[name].reshape(-1, moments.width))
+        # NumPy leaves the interpreter while it computes, and each input has statistics of its own.
+        with ThreadPoolExecutor(_THREADS) as pool:
+            waiting = [
+                pool.submit(moments.add, values[name].reshape(-1, moments.width))
+                for name, moments in self.moments.items()
+            ]
+            for future in waiting:
+                future.result()
         for tap, largest in self._caches.items():
             for side, name in (("keys", tap.key), ("values", tap.value)):
                 columns = np.abs(values[name].reshape(-1, tap.kv_heads, values[name].shape[-1] // tap.kv_heads))

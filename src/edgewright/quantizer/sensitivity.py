@@ -92,7 +92,7 @@ class _Estimator:
         for group in self._plan.groups[segment.index]:
             target = group.targets[0]
             if target.op != "Embedding" and not target.inner:
-                moments[group.value] = Moments(target.module, target.shape[1])
+                moments[group.value] = Moments(target.module, target.shape[1], keep_histogram=False)
         gives = () if segment.index == len(self._plan.segments) - 1 else segment.gives
         if not moments and not gives:
             return moments
