@@ -91,9 +91,9 @@ def test_activations_and_cache_are_rounded_as_the_checkpoint_says(cli: Cli, trai
     body = "body: {format: int8, group: channel}\n" + sections.split("\n", 1)[1]
     plain.write_text(body)
     rounded.write_text(body + "activations: {format: int8, mode: dynamic}\nkv: {format: int8, scope: tensor}\n")
-    for name in ("plain", "rounded"):
-        arguments = ("--recipe", tmp_path / f"{name}.yaml", "--sequences", 2, "--length", 32)
-        assert cli("quantize", trained, "-o", tmp_path / name, *arguments).code == 0
+    for name, data in (("plain", ()), ("rounded", ("--sequences", 2, "--length", 32))):
+        result = cli("quantize", trained, "-o", tmp_path / name, "--recipe", tmp_path / f"{name}.yaml", *data)
+        assert result.code == 0, result.err
     result = cli("quality", tmp_path / "plain", tmp_path / "rounded", "--against", trained, *FEW, "--json")
     one, other = (candidate["judgement"] for candidate in json.loads(result.out)["candidates"])
     assert 0 < one["kl"] < other["kl"] / 2

@@ -119,7 +119,7 @@ def test_the_coarsest_format_decides() -> None:
     assert coarsest([int8, half, full]) == "int8"
     assert coarsest([full, int8, int4, int8]) == "int4"
     assert coarser(["int8", "float16"]) == "int8"
-    assert QUALITY.keys() == GOLDEN.keys() == {"float32", "float16", "int8", "int4"}
+    assert QUALITY.keys() == GOLDEN.keys() == {"float32", "float16", "int8", "fp8", "int4"}
     # An engine that rounds its inputs somewhere may be further off; a look-up rounds none.
     assert ENGINE.keys() == {False, True}
     exact = IntFormat(4, 32, False, int8_activations=False)
