@@ -17,7 +17,8 @@ def divergence(quality: Line | None) -> str:
     """
     if quality is None:
         return "–"
-    return f"{1e3 * quality['kl']:.2f} ± {1e3 * quality['kl_se_windows']:.2f}"
+    digits = 2 if quality["kl"] >= 1e-3 else 4
+    return f"{1e3 * quality['kl']:.{digits}f} ± {1e3 * quality['kl_se_windows']:.{digits}f}"
 
 
 def types(line: Line) -> str:
@@ -34,7 +35,7 @@ def types(line: Line) -> str:
 def row(line: Line) -> str:
     """Return one contender's line."""
     weights_only, as_run = line["quality"][WEIGHTS_ONLY], line["quality"][AS_RUN]
-    cells = [line["name"], f"{line['bytes'] / 1e6:.1f}", divergence(weights_only), divergence(as_run)]
+    cells = [line["name"], f"{line['bytes'] / 1e6:#.4g}", divergence(weights_only), divergence(as_run)]
     told = as_run or weights_only or {"perplexity": float("nan"), "top1": float("nan")}
     cells += [f"{told['perplexity']:.3f}", f"{100 * told['top1']:.1f} %", types(line)]
     return "| " + " | ".join(cells) + " |"

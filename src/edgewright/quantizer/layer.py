@@ -15,8 +15,10 @@ from edgewright.quant.algorithms import (
     Rounder,
     awq_factors,
     damped,
+    decoded,
     effective,
     for_outputs,
+    largest,
     smoothing_factors,
     solve,
     static_scale,
@@ -185,7 +187,7 @@ def _round(target: Target, scaled: _Scaled, now: Weights, codes: Codes | None) -
     if isinstance(wanted, IntFormat) and through is not None and through.activation is not None:
         wanted = replace(wanted, int8_activations=False)
     parts, done = _parts(target, wanted, weight, scaled, codes)
-    values = wanted.decode(parts, weight.shape[1])
+    values = decoded(parts, wanted, target.shape)
     report = measure(target, wanted, weight, values, moments, done)
     known = moments is not None and moments.tokens and target.op == "Linear" and target.taken is None
     missing = (weight - values) @ moments.mean if known and moments is not None else None
@@ -221,7 +223,7 @@ def _as_float(target: Target, fmt: FloatFormat, weight: Array, moments: Moments 
 
 
 def _finite(weight: Array, name: str) -> Array:
-    if not np.isfinite(weight).all():
+    if not np.isfinite(largest(weight)):
         raise CheckpointError(f"{name} holds values that are not finite, so it can't be quantized.")
     return weight
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from edgewright.checkpoint.layouts.native import part_bytes
 from edgewright.formats import Array, Format
+from edgewright.quant.algorithms import largest
 from edgewright.quant.moments import Moments
 from edgewright.quantizer.plan import Target
 
@@ -85,7 +86,7 @@ def measure(
 ) -> ModuleReport:
     """Compare a weight with what is stored of it; `algorithm` says what was done, where it isn't what was asked for."""
     known = moments is not None and moments.second is not None and moments.tokens
-    limit = max(float(np.abs(weight).max()), 1e-30)
+    limit = max(largest(weight), 1e-30)
     # Signal, noise, product and energy of the stored weight; energies of the outputs' error and of the outputs.
     sums, energies = np.zeros(4), np.zeros(2)
     counts = np.zeros((2, BINS), np.int64)

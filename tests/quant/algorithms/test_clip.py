@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewright.formats import BlockFormat, IntFormat, MxFormat, Nvfp4Format, ScaledFormat
+from edgewright.quant import algorithms
 from edgewright.quant.algorithms import least_error_grid, on_grid, solve
 from edgewright.quant.algorithms.clip import percentile_grid
 from edgewright.quant.moments import Moments
@@ -152,3 +153,13 @@ def test_portions_of_rows_give_the_same(seed: int, algorithm: Algorithm, fmt: Bl
     values = [fmt.decode(p, 48) for p in (whole, parts)]
     # Sums of other shapes may round otherwise, which may decide a tie between two codes.
     assert np.mean(values[0] != values[1]) < 0.02
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+def test_portions_change_nothing(fmt: BlockFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = matrix(3, 1000, 70)
+    whole = solve(weight, fmt, Algorithm("mse"), None, "m")
+    monkeypatch.setattr(algorithms, "_PORTION", 1 << 14)
+    portions = solve(weight, fmt, Algorithm("mse"), None, "m")
+    assert {kind: part.tobytes() for kind, part in whole.items()} == {k: v.tobytes() for k, v in portions.items()}
+    assert np.array_equal(algorithms.decoded(whole, fmt, (1000, 70)), fmt.decode(whole, 70))

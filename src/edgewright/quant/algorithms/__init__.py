@@ -36,10 +36,10 @@ def solve(weight: Array, fmt: BlockFormat, algorithm: Algorithm, moments: Moment
     `effective` says which algorithm is used. Raises FloatingPointError on weights that aren't finite or whose scales
     the format can't hold, CalibrationDataError on statistics GPTQ can't use.
     """
-    if not np.isfinite(weight).all():
+    if not np.isfinite(limit := largest(weight)):
         raise FloatingPointError("a weight is not finite")
-    rows = _rounding(float(np.abs(weight).max()), fmt, algorithm, moments, name)
-    step = max(1, _PORTION // weight.shape[1] // fmt.row_step) * fmt.row_step
+    rows = _rounding(limit, fmt, algorithm, moments, name)
+    step = _step(fmt, weight.shape[1])
     if tensor_wide(fmt) or len(weight) <= step:
         return rows(weight)
     runs = [rows(weight[start : start + step]) for start in range(0, len(weight), step)]
@@ -47,9 +47,36 @@ def solve(weight: Array, fmt: BlockFormat, algorithm: Algorithm, moments: Moment
     return {kind: np.concatenate([run[kind] for run in runs]) for kind in runs[0] if kind not in whole} | whole
 
 
-def _rounding(largest: float, fmt: BlockFormat, algorithm: Algorithm, moments: Moments | None, name: str) -> Rows:
+def largest(values: Array) -> float:
+    """Return the largest magnitude, without a second matrix; NaN where there is one."""
+    return float(np.maximum(values.max(), -values.min()))
+
+
+def decoded(parts: Parts, fmt: BlockFormat, shape: tuple[int, int]) -> Array:
+    """Return float32 `[rows, width]` of a matrix's parts, decoded in portions."""
+    rows, width = shape
+    step = _step(fmt, width)
+    if tensor_wide(fmt) or rows <= step:
+        return fmt.decode(parts, width)
+    values = np.empty(shape, np.float32)
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        run = {}
+        for kind, part in parts.items():
+            lines = 1 if len(part) == rows else fmt.row_step  # rows that have one line of the part
+            run[kind] = part if kind in fmt.shared else part[start // lines : -(-stop // lines)]
+        values[start:stop] = fmt.decode(run, width)
+    return values
+
+
+def _step(fmt: BlockFormat, width: int) -> int:
+    """Return how many rows are a portion."""
+    return max(1, _PORTION // width // fmt.row_step) * fmt.row_step
+
+
+def _rounding(limit: float, fmt: BlockFormat, algorithm: Algorithm, moments: Moments | None, name: str) -> Rows:
     """Return what rounds some rows of a matrix whose largest magnitude is given."""
-    shared = fmt.survey(largest)
+    shared = fmt.survey(limit)
     second = moments.second if moments is not None and moments.tokens else None
     algorithm = effective(algorithm, moments)
     if algorithm.name == "minmax":
@@ -70,9 +97,11 @@ __all__ = [
     "Rounder",
     "awq_factors",
     "damped",
+    "decoded",
     "effective",
     "for_outputs",
     "gptq",
+    "largest",
     "least_error_grid",
     "on_grid",
     "prepare",
