@@ -26,12 +26,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "bundle": frozenset(),
     "runtime": frozenset({"bundle"}),
     "bench": frozenset({"bundle", "runtime"}),
+    "serve": frozenset({"bundle", "runtime"}),
     "formats": frozenset(),
-    "checkpoint": frozenset({"formats"}),
+    "checkpoint": frozenset({"formats", "runtime"}),
     "graph": frozenset(),
     "ops": frozenset({"graph"}),
     "nn": frozenset({"graph", "ops"}),
-    "models": frozenset({"checkpoint", "formats", "graph", "nn", "ops"}),
+    "models": frozenset({"checkpoint", "formats", "graph", "nn", "ops", "runtime"}),
     "quant": frozenset({"formats", "graph", "ops"}),
     "dialects": frozenset({"formats", "graph", "ops", "quant"}),
     "targets": frozenset({"bundle", "dialects", "formats", "graph", "quant"}),
@@ -47,9 +48,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "verify": frozenset(
         {"bundle", "checkpoint", "dialects", "formats", "graph", "models", "nn", "ops", "quant", "runtime", "targets"}
     ),
+    "evaluate": frozenset({"bundle", "checkpoint", "runtime", "serve", "verify"}),
     "cli": frozenset(
-        {"bench", "build", "bundle", "calibration", "checkpoint", "dialects", "formats", "graph", "models", "nn", "ops",
-         "quant", "quantizer", "runtime", "targets", "verify"}
+        {"bench", "build", "bundle", "calibration", "checkpoint", "dialects", "evaluate", "formats", "graph", "models",
+         "nn", "ops", "quant", "quantizer", "runtime", "serve", "targets", "verify"}
     ),
 }  # fmt: skip
 #: Imports that are allowed inside a function only: a build ends with a verification, and the verifier knows no build.
@@ -58,8 +60,22 @@ LAZY = {"build": frozenset({"verify"})}
 #: The parts that run on the device, and all that they may import from outside.
 DEVICE = BASE | {"bundle", "runtime", "bench", "__init__"}
 DEVICE_PACKAGES = frozenset({"numpy", "onnxruntime", "tokenizers", "jinja2"})
+SERVE_PACKAGES = frozenset({"numpy", "websockets", "msgpack"})
 #: What the host side may import besides (the extras `host` and `ray`; `google` is protobuf, which comes with onnx).
-HOST_PACKAGES = DEVICE_PACKAGES | {"onnx", "onnx_ir", "ml_dtypes", "yaml", "tqdm", "google", "PIL", "ray"}
+HOST_PACKAGES = DEVICE_PACKAGES | {
+    "onnx",
+    "onnx_ir",
+    "ml_dtypes",
+    "yaml",
+    "tqdm",
+    "google",
+    "PIL",
+    "ray",
+    "pyarrow",
+    "av",
+    "gymnasium",
+    "mujoco",
+}
 
 
 def part_of(path: Path) -> str:
@@ -125,7 +141,8 @@ def test_imports_follow_the_arrows(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=named)
 def test_packages_from_outside(path: Path) -> None:
-    allowed = DEVICE_PACKAGES if part_of(path) in DEVICE else HOST_PACKAGES
+    part = part_of(path)
+    allowed = DEVICE_PACKAGES if part in DEVICE else SERVE_PACKAGES if part == "serve" else HOST_PACKAGES
     outside = {name.split(".")[0] for name, _ in imports(path)} - sys.stdlib_module_names - {"edgewright"}
     assert outside <= allowed, f"{named(path)} imports {', '.join(sorted(outside - allowed))}"
 

@@ -107,6 +107,14 @@ class ContextOverflowError(GenerationError):
     """A prompt or a continuation doesn't fit into the context the bundle was built for."""
 
 
+class ObservationError(EdgewrightError):
+    """A robot's observation can't be used: cameras, images, state or prompt are not what the policy takes."""
+
+
+class DatasetError(EdgewrightError):
+    """A robot dataset's folder can't be read, or holds something else than its own description says."""
+
+
 class GoldenError(EdgewrightError):
     """A golden can't be read, has another schema, or is of another model than the bundle."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from conftest import MakeBundle, write_source
-from edgewright.build import pipeline
+from edgewright.build import llm, pipeline
 from edgewright.build.key import build_key, source_record, up_to_date
 from edgewright.build.pipeline import compile_bundle, deploy, export
 from edgewright.bundle import Manifest, check_files, read_manifest, this_machine
@@ -89,7 +89,7 @@ def test_a_verified_bundle_says_so(source: Path, tmp_path: Path) -> None:
 def test_an_unchanged_rebuild_is_reused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = deploy(source, tmp_path / "b", verify=False)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "b").rglob("*")}
-    monkeypatch.setattr(pipeline, "build_llm", None)  # would fail if anything were built
+    monkeypatch.setattr(llm, "build_llm", None)  # would fail if anything were built
     again = deploy(source, tmp_path / "b", verify=False)
     assert again.reused
     assert again.manifest == first.manifest
@@ -190,7 +190,7 @@ def place(monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException) -> N
     elif step == "sidecars":
         monkeypatch.setattr("edgewright.checkpoint.checkpoint.Checkpoint.sidecars", raiser(error))
     else:
-        monkeypatch.setattr(pipeline, step, raiser(error))
+        monkeypatch.setattr(pipeline if hasattr(pipeline, step) else llm, step, raiser(error))
 
 
 @pytest.mark.parametrize("step", ["write_stage", "compile", "_verify"])

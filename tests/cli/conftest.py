@@ -78,6 +78,15 @@ def talking_bundle(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.fixture(scope="session")
+def policy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 bundle of the policy golden `pi05`, not verified; not to be changed."""
+    folder = tmp_path_factory.mktemp("policy") / "bundle"
+    source = GOLDENS / "policies" / "pi05" / "checkpoint"
+    assert main(["deploy", str(source), "-o", str(folder), "--recipe", "float32", "--no-verify", "--quiet"]) == 0
+    return folder
+
+
 @pytest.fixture
 def bundle(talking_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `talking_bundle` to be spoilt."""

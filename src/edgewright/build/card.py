@@ -23,8 +23,7 @@ def model_card(manifest: Manifest) -> str:
         "",
         "| | |",
         "|---|---|",
-        f"| model type | `{model['model_type']}`, {model['parameters']:,} parameters, {model['layers']} layers |",
-        f"| context | {model['max_context']} tokens |",
+        *(_policy_rows(model) if "policy" in model else _llm_rows(model)),
         f"| weights | {recipe_line(recipe)} |",
         f"| target | {manifest.target or 'none (exported, not compiled)'} |",
         f"| made with | {', '.join(f'{name} {version}' for name, version in manifest.versions.items())} |",
@@ -43,5 +42,33 @@ def model_card(manifest: Manifest) -> str:
         f"- `{name}`: {entry['bytes']:,} bytes, sha256 `{entry['sha256']}`"
         for name, entry in manifest.source["files"].items()
     ]
-    lines += ["", "Run it: `edgewright run BUNDLE --prompt TEXT`.", ""]
+    how = "--observation FILE" if "policy" in model else "--prompt TEXT"
+    lines += ["", f"Run it: `edgewright run BUNDLE {how}`.", ""]
     return "\n".join(lines)
+
+
+def _llm_rows(model: Mapping[str, Any]) -> list[str]:
+    return [
+        f"| model type | `{model['model_type']}`, {model['parameters']:,} parameters, {model['layers']} layers |",
+        f"| context | {model['max_context']} tokens |",
+    ]
+
+
+def _policy_rows(model: Mapping[str, Any]) -> list[str]:
+    spec, layers = model["policy"], model["layers"]
+    shown = ", ".join(f"{count} {name}" for name, count in layers.items())
+    state = f"{spec['state_dim']} numbers of state, " if spec["state_dim"] else ""
+    return [
+        f"| policy | `{model['model_type']}`, {model['parameters']:,} parameters, layers: {shown} |",
+        f"| cameras | {', '.join(f'`{name}`' for name in spec['cameras'])}; needed: {len(spec['required_cameras'])} |",
+        f"| takes | {state}a prompt of at most {spec['max_tokens']} tokens ({spec['convention']} conventions) |",
+        f"| gives | {spec['horizon']} actions of {spec['action_dim']} numbers in {spec['steps']} denoise steps |",
+        f"| features | {features_line(model['features'])} |",
+    ]
+
+
+def features_line(features: Mapping[str, bool | str]) -> str:
+    """Return a policy's features in words: those that are on, and the choices."""
+    on = [name if value is True else f"{name} {value}" for name, value in features.items() if value]
+    off = [name for name, value in features.items() if not value]
+    return ", ".join(on) + (f"; off: {', '.join(off)}" if off else "")

@@ -33,9 +33,9 @@ SEAL = "seal.json"
 _POLL_SECONDS = 0.2
 
 
-def kept_folder(record: Mapping[str, Any], recipe: Recipe) -> Path:
-    """Return where the quantized form of a checkpoint is kept."""
-    parts = {"source": record["files"], "recipe": recipe.to_json(), "version": __version__}
+def kept_folder(record: Mapping[str, Any], recipe: Recipe, **more: Any) -> Path:
+    """Return where the quantized form of a checkpoint is kept; `more` is what decides over it besides."""
+    parts = {"source": record["files"], "recipe": recipe.to_json(), "version": __version__, **more}
     parts["data"] = data_digests(recipe)
     return quantized_home() / hashlib.sha256(canonical_json(parts)).hexdigest()[:24]
 

@@ -17,23 +17,37 @@ from edgewright._version import __version__
 from edgewright.bundle import MANIFEST, Manifest, read_manifest, this_machine
 from edgewright.checkpoint import Checkpoint
 from edgewright.checkpoint.folder import ASSETS
+from edgewright.checkpoint.policy import PolicyCheckpoint
 from edgewright.errors import BundleError, CalibrationDataError, OutputError, UsageError
 from edgewright.files import cache_home, canonical_json, inside, sha256_of
 from edgewright.quant.recipe import Recipe
 from edgewright.quant.recipe_file import load_recipe
 
-#: The stages a build knows; a recipe may speak of others only in error.
+#: The stages of each kind of model; a recipe may speak of others only in error.
 STAGES = ("llm",)
+POLICY_STAGES = ("vision", "prefix", "denoise")
+#: The verdicts that a verified build is kept with; the second one is of a model that is too large to check all of here.
+VERIFIED = ("passed", "partly checked")
 
 
 def stage_recipe(recipe: Recipe) -> Recipe:
-    """Return what a recipe says of the one stage there is, without its section `stages`; raises RecipeError."""
+    """Return what a recipe says of a language model's one stage, without its section `stages`; raises RecipeError."""
     return replace(recipe.for_stage("llm", STAGES), stages={})
 
 
-def checked_recipe(recipe: str | Recipe, *, allow_nonfinite: bool, requantize: bool) -> Recipe:
-    """Return what a recipe says of the one stage; raises UsageError on options that it makes meaningless."""
-    parsed = stage_recipe(load_recipe(recipe) if isinstance(recipe, str) else recipe)
+def policy_recipe(recipe: Recipe) -> Recipe:
+    """Return a recipe for a policy, which keeps its section `stages`; raises RecipeError on a stage there isn't."""
+    recipe.for_stage(POLICY_STAGES[0], POLICY_STAGES)
+    return recipe
+
+
+def checked_recipe(recipe: str | Recipe, *, allow_nonfinite: bool, requantize: bool, policy: bool = False) -> Recipe:
+    """Return what a recipe says of the stages of a language model or a policy.
+
+    Raises UsageError on options that it makes meaningless.
+    """
+    loaded = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    parsed = policy_recipe(loaded) if policy else stage_recipe(loaded)
     if parsed.needs_quantizer and allow_nonfinite:
         raise UsageError(
             f"The recipe {parsed.name} calibrates or searches, which weights that are not finite make impossible: "
@@ -53,18 +67,33 @@ def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
     paths = list(checkpoint.files)
     if checkpoint.kind == "huggingface":
         paths += [folder / name for name in ASSETS if (folder / name).is_file()]
-    files = {}
+    return {
+        "name": checkpoint.path.name,
+        "kind": checkpoint.kind,
+        "files": _digested({path.name: path for path in dict.fromkeys(paths)}),
+    }
+
+
+def policy_record(checkpoint: PolicyCheckpoint) -> dict[str, Any]:
+    """Return the same of a policy; its files have their path in the folder, one from elsewhere just its name."""
+    folder = checkpoint.path.resolve()
+    found = [(path, path.resolve()) for path in dict.fromkeys(checkpoint.files)]
+    names = {
+        full.relative_to(folder).as_posix() if full.is_relative_to(folder) else path.name: path for path, full in found
+    }
+    return {"name": checkpoint.path.resolve().name, "kind": checkpoint.spec.convention, "files": _digested(names)}
+
+
+def _digested(paths: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     with DigestMemory() as memory:
-        for path in dict.fromkeys(paths):
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": memory.digest(path)}
-    return {"name": checkpoint.path.name, "kind": checkpoint.kind, "files": files}
+        return {name: {"bytes": path.stat().st_size, "sha256": memory.digest(path)} for name, path in paths.items()}
 
 
 def build_key(source: Mapping[str, Any], recipe: Recipe, **options: Any) -> str:
     """Return the digest of a build: source, recipe with its data, options, this program's and the engine's versions,
     this machine.
 
-    The recipe is that of the stage, see `stage_recipe`.
+    The recipe is that of the stages, see `stage_recipe` and `policy_recipe`.
     """
     parts = {
         "source": source["files"],
@@ -103,14 +132,14 @@ def data_digests(recipe: Recipe) -> list[list[str]]:
 def up_to_date(output: Path, key: str, *, verified: bool = False) -> Manifest | None:
     """Return the manifest of `output` when it is a complete bundle of this very build, else None.
 
-    With `verified` its verdict must be a pass. Raises OutputError when something else than a bundle stands there, so
-    that nobody waits for a build that has no place.
+    With `verified` its verdict must be one that a verified build is kept with. Raises OutputError when something else
+    than a bundle stands there, so that nobody waits for a build that has no place.
     """
     if output.exists() and not (output / MANIFEST).is_file() and not (output.is_dir() and not any(output.iterdir())):
         raise OutputError(f"{output.name} exists and is no bundle: remove it, or choose another name.")
     try:
         manifest = read_manifest(output)
-        good = manifest.key == key and (not verified or manifest.verdict["status"] == "passed")
+        good = manifest.key == key and (not verified or manifest.verdict["status"] in VERIFIED)
         same = good and all(
             inside(output, name).stat().st_size == entry["bytes"] for name, entry in manifest.files.items()
         )

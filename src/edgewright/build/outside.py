@@ -5,20 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgewright.errors import UsageError
-from edgewright.graph.stage import OutsideTable
+from edgewright.files import require_space
+from edgewright.graph.stage import OutsideTable, Stage
 from edgewright.graph.writer import write_producers
-from edgewright.progress import Advance
+from edgewright.progress import Advance, Progress
 from edgewright.runtime.embedding import SIDECAR, STORED, TENSORS, sidecar_header
-
-#: Where the embedding table may be.
-PLACES = ("inside", "outside")
-
-
-def check_place(place: str) -> None:
-    """Raise UsageError unless `place` is one of PLACES."""
-    if place not in PLACES:
-        raise UsageError(f"The embedding table can be inside or outside the graph, not {place!r}.")
 
 
 def table_record(table: OutsideTable) -> dict[str, Any]:
@@ -41,6 +32,14 @@ def table_record(table: OutsideTable) -> dict[str, Any]:
 def table_size(table: OutsideTable) -> int:
     """Return the bytes of the table's tensors."""
     return sum(spec.nbytes for spec in table.producer.specs)
+
+
+def write_outside(stage: Stage, sidecars: Path, progress: Progress) -> None:
+    """Write a stage's table as a sidecar where it isn't in the graph."""
+    if stage.outside is not None:
+        require_space(sidecars, table_size(stage.outside), "The build")
+        with progress.step("write embedding table", table_size(stage.outside)) as advance:
+            write_table(stage.outside, sidecars, advance)
 
 
 def write_table(table: OutsideTable, sidecars: Path, progress: Advance) -> None:

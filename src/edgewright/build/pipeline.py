@@ -1,42 +1,32 @@
-"""The steps of a build: read, quantize, lower, write, compile, verify, seal."""
+"""The steps of a build: read, quantize, lower, write, compile, verify, seal; one place for every kind of model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgewright.build.card import model_card
 from edgewright.build.kept import unchanged
-from edgewright.build.key import build_key, checked_recipe, source_record
-from edgewright.build.outside import check_place, table_size, write_table
-from edgewright.build.quantized import quantized_first
-from edgewright.build.record import NOT_CHECKED, manifest_of, versions
-from edgewright.build.reduced import Reduction
+from edgewright.build.llm import LlmMaker
+from edgewright.build.parts import Maker, Part
+from edgewright.build.policy import PolicyMaker
+from edgewright.build.record import NOT_CHECKED, versions
 from edgewright.build.reduction import VocabularyRequest
-from edgewright.build.vocabulary import vocabulary_notes
+from edgewright.build.sources import LlmSource, PolicyRequest, Request, Source, open_source
 from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
-from edgewright.checkpoint import Checkpoint, open_checkpoint
-from edgewright.checkpoint.layouts import Quantization
 from edgewright.dialects import LOWERINGS
 from edgewright.errors import BundleError, UsageError, VerificationError
 from edgewright.files import canonical_json, copy_files, inside, new_folder, refuse_source, require_space
-from edgewright.formats import FloatFormat, Format, IntFormat
-from edgewright.graph import Stage
-from edgewright.graph.outside import take_table_outside
 from edgewright.graph.writer import MODEL_FILE, layout_size, plan_layout, write_stage
-from edgewright.models import build_llm, module_name
 from edgewright.progress import SILENT, Progress
-from edgewright.quant.apply import Applied, quantize_stage
-from edgewright.quant.kv import KVFormat, KVScales, cache_record, quantize_cache
 from edgewright.quant.recipe import Recipe
-from edgewright.runtime.llm import llm_stage
 from edgewright.targets import TARGETS
 from edgewright.targets.cpu import settings_for
 
-STAGE_FOLDER = "stages/llm"
+STAGES_FOLDER = "stages"
 VERIFY_REPORT = "reports/verify.json"
 CARD = "README.md"
 
@@ -59,15 +49,17 @@ def deploy(
     max_context: int | None = None,
     vocabulary: VocabularyRequest | None = None,
     embeddings: str = "inside",
+    policy: PolicyRequest | None = None,
     verify: bool = True,
     allow_nonfinite: bool = False,
     requantize: bool = False,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
-    """Make a verified bundle from a checkpoint, with a reduced `vocabulary` where one is asked for.
+    """Make a verified bundle from the checkpoint of a language model or a robot policy.
 
-    With `embeddings` "outside" the embedding table is a file of its own and the graph takes its rows.
+    A language model has a reduced `vocabulary` where one is asked for. With `embeddings` "outside" its embedding table
+    is a file of its own and the graph takes its rows. `policy` is what is asked for of a policy.
 
     Weights that are not finite are refused by name, or with `allow_nonfinite`, which rules out `verify`, taken as they
     are. A checkpoint that is quantized already is taken over as it is unless `requantize` allows a second rounding. A
@@ -77,50 +69,25 @@ def deploy(
     """
     if target not in TARGETS:
         raise UsageError(f"The target {target!r} is unknown; known are {', '.join(TARGETS)}.")
-    check_place(embeddings)
     if allow_nonfinite and verify:
         raise UsageError("Results of weights that are not finite can't be compared: use --no-verify as well.")
-    parsed = checked_recipe(recipe, allow_nonfinite=allow_nonfinite, requantize=requantize)
-    checkpoint = open_checkpoint(source)
+    request = Request(recipe, max_context, vocabulary, embeddings, policy, allow_nonfinite, requantize)
+    opened = open_source(source, request)
     with progress.step("hash source"):
-        record = source_record(checkpoint)
-    key = build_key(
-        record,
-        parsed,
-        target=target,
-        max_context=max_context,
-        vocabulary=vocabulary and vocabulary.key(),
-        embeddings=embeddings,
-        requantize=requantize,
-        verify=verify,
-        allow_nonfinite=allow_nonfinite,
-    )
+        record = opened.record()
+    key = opened.key(record, target=target, verify=verify)
     final = Path(output)
     if (done := unchanged(final, key, verified=verify, force=force)) is not None:
         return Built(final, done, reused=True)
-    refuse_source(checkpoint.path, final)
-    original = checkpoint
-    checkpoint, record, parsed = quantized_first(checkpoint, record, parsed, progress)
+    refuse_source(opened.checkpoint.path, final)
+    maker = _maker(opened, record, progress)
     with new_folder(final, replace=force) as work:
-        entry, stage, applied = _write(
-            checkpoint,
-            work,
-            parsed,
-            "onnxruntime",
-            max_context,
-            vocabulary,
-            progress,
-            embeddings=embeddings,
-            allow_nonfinite=allow_nonfinite,
-            requantize=requantize,
-        )
+        parts = _write(maker, work, "onnxruntime", progress, allow_nonfinite=allow_nonfinite)
         with progress.step(f"compile for {target}"):
-            half = _half_weights(applied, stage)
-            entry = TARGETS[target](work / STAGE_FOLDER, STAGE_FOLDER, entry.contract, half_weights=half)
-        manifest = manifest_of(checkpoint, original, record, parsed, stage, applied, entry, target=target, key=key)
-        manifest = _seal(work, manifest)
+            parts = {name: _compiled(work, name, part, target) for name, part in parts.items()}
+        manifest = _seal(work, maker.manifest(parts, target=target, key=key))
         if verify:
-            manifest = _verify(work, checkpoint, manifest, progress, None if original is checkpoint else original)
+            manifest = _verify(work, maker, manifest, progress)
     return Built(final, manifest)
 
 
@@ -133,50 +100,28 @@ def export(
     max_context: int | None = None,
     vocabulary: VocabularyRequest | None = None,
     embeddings: str = "inside",
+    policy: PolicyRequest | None = None,
     allow_nonfinite: bool = False,
     requantize: bool = False,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
-    """Write a checkpoint's graph and sidecars without compiling: a folder with a manifest, not yet a bundle."""
+    """Write a checkpoint's graphs and sidecars without compiling: a folder with a manifest, not yet a bundle."""
     if dialect not in LOWERINGS:
         raise UsageError(f"The dialect {dialect!r} is unknown; known are {', '.join(LOWERINGS)}.")
-    check_place(embeddings)
-    parsed = checked_recipe(recipe, allow_nonfinite=allow_nonfinite, requantize=requantize)
-    checkpoint = open_checkpoint(source)
+    request = Request(recipe, max_context, vocabulary, embeddings, policy, allow_nonfinite, requantize)
+    opened = open_source(source, request)
     with progress.step("hash source"):
-        record = source_record(checkpoint)
-    key = build_key(
-        record,
-        parsed,
-        dialect=dialect,
-        max_context=max_context,
-        vocabulary=vocabulary and vocabulary.key(),
-        embeddings=embeddings,
-        requantize=requantize,
-        allow_nonfinite=allow_nonfinite,
-    )
+        record = opened.record()
+    key = opened.key(record, dialect=dialect)
     final = Path(output)
     if (done := unchanged(final, key, force=force)) is not None:
         return Built(final, done, reused=True)
-    refuse_source(checkpoint.path, final)
-    original = checkpoint
-    checkpoint, record, parsed = quantized_first(checkpoint, record, parsed, progress)
+    refuse_source(opened.checkpoint.path, final)
+    maker = _maker(opened, record, progress)
     with new_folder(final, replace=force) as work:
-        entry, stage, applied = _write(
-            checkpoint,
-            work,
-            parsed,
-            dialect,
-            max_context,
-            vocabulary,
-            progress,
-            embeddings=embeddings,
-            allow_nonfinite=allow_nonfinite,
-            requantize=requantize,
-        )
-        manifest = manifest_of(checkpoint, original, record, parsed, stage, applied, entry, target=None, key=key)
-        manifest = _seal(work, manifest)
+        parts = _write(maker, work, dialect, progress, allow_nonfinite=allow_nonfinite)
+        manifest = _seal(work, maker.manifest(parts, target=None, key=key))
     return Built(final, manifest)
 
 
@@ -199,23 +144,24 @@ def compile_bundle(
     manifest = read_manifest(root)
     with progress.step("check files"):
         check_files(root, manifest)
-    entry = llm_stage(manifest)
-    if entry.dialect != "onnxruntime":
-        raise BundleError(
-            f"The graph is in the {entry.dialect} dialect, which {target} can't run: export with --dialect onnxruntime."
-        )
-    half = entry.settings["optimization"] != "disabled"
+    if not manifest.stages:
+        raise BundleError("The bundle has no stages, so there is nothing to compile: build it again.")
+    for entry in manifest.stages.values():
+        if entry.dialect != "onnxruntime":
+            raise BundleError(
+                f"The graph is in the {entry.dialect} dialect, which {target} can't run: export with --dialect "
+                "onnxruntime."
+            )
     kept = [name for name in manifest.files if name not in (CARD, VERIFY_REPORT) and "/engine." not in name]
     with new_folder(Path(output), replace=force) as work:
         copy_files(root, work, kept)
         with progress.step(f"compile for {target}"):
-            stage_folder = inside(work, str(Path(entry.graph).parent))
-            compiled = TARGETS[target](stage_folder, STAGE_FOLDER, entry.contract, half_weights=half)
+            compiled = {name: _compiled_again(work, entry, target) for name, entry in manifest.stages.items()}
         sealed = _seal(
             work,
             replace(
                 manifest,
-                stages={"llm": compiled},
+                stages=compiled,
                 target=target,
                 verdict=NOT_CHECKED,
                 key="",
@@ -226,83 +172,49 @@ def compile_bundle(
     return Built(Path(output), sealed)
 
 
-def _write(
-    checkpoint: Checkpoint,
-    work: Path,
-    recipe: Recipe,
-    dialect: str,
-    max_context: int | None,
-    vocabulary: VocabularyRequest | None,
-    progress: Progress,
-    *,
-    embeddings: str,
-    allow_nonfinite: bool,
-    requantize: bool,
-) -> tuple[StageEntry, Stage, list[Applied]]:
-    """Write sidecars and the lowered stage."""
-    with progress.step("build graph"):
-        stage = build_llm(checkpoint, max_context=max_context)
-        full = stage.contract.outputs[0].shape[-1]
-        reduction = Reduction(stage, checkpoint, vocabulary) if vocabulary else None
-        applied = quantize_stage(stage, recipe, requantize=requantize)
-        if checkpoint.quantization is not None:
-            stage.cache = give_cache(stage, checkpoint, checkpoint.quantization)
-        if reduction:
-            reduction.finish(stage)
-        if embeddings == "outside":
-            take_table_outside(stage)
-        stage = LOWERINGS[dialect](stage)
-        if allow_nonfinite:
+def _maker(opened: Source, record: dict[str, Any], progress: Progress) -> Maker:
+    if isinstance(opened, LlmSource):
+        return LlmMaker(opened, record, progress)
+    return PolicyMaker(opened, record, progress)
+
+
+def _write(maker: Maker, work: Path, dialect: str, progress: Progress, *, allow_nonfinite: bool) -> dict[str, Part]:
+    """Write sidecars and the lowered stages."""
+    parts = maker.lower(dialect, progress)
+    if allow_nonfinite:
+        for part in parts.values():
+            stage = part.stage
             stage.notes.append("weights that are not finite were allowed")
             for producer in (*stage.producers.values(), *((stage.outside.producer,) if stage.outside else ())):
                 producer.allow_nonfinite()
-    with progress.step("write tokenizer"):
-        sidecars = work / "sidecars"
-        sidecars.mkdir()
-        for name, data in checkpoint.sidecars().items():
-            (sidecars / name).write_bytes(data)
-            if name == "tokenizer.json":
-                assert isinstance(full, int)
-                stage.notes += vocabulary_notes(data, full)
-        if reduction:
-            reduction.write(sidecars)
-    if stage.outside is not None:
-        require_space(work, table_size(stage.outside), "The build")
-        with progress.step("write embedding table", table_size(stage.outside)) as advance:
-            write_table(stage.outside, sidecars, advance)
-    size = layout_size(plan_layout(stage))
-    # Compiling writes a second copy for a moment.
-    require_space(work, size if dialect == "portable" else 2 * size, "The build")
-    with progress.step("write weights", size) as advance:
-        write_stage(stage, work / STAGE_FOLDER, progress=advance)
-    settings = settings_for(dialect, half_weights=_half_weights(applied, stage))
-    entry = StageEntry(f"{STAGE_FOLDER}/{MODEL_FILE}", dialect, stage.contract, settings.to_json())
-    return entry, stage, applied
+    sidecars = work / "sidecars"
+    sidecars.mkdir()
+    maker.write_sidecars(sidecars, parts, progress)
+    sizes = {name: layout_size(plan_layout(part.stage)) for name, part in parts.items()}
+    # Compiling writes a second copy of a stage for a moment.
+    needed = sum(sizes.values()) + (0 if dialect == "portable" else max(sizes.values()))
+    require_space(work, needed, "The build")
+    with progress.step("write weights", sum(sizes.values())) as advance:
+        for name, part in parts.items():
+            write_stage(part.stage, work / STAGES_FOLDER / name, progress=advance)
+    return {name: replace(part, entry=_entry(name, part, dialect)) for name, part in parts.items()}
 
 
-def give_cache(stage: Stage, checkpoint: Checkpoint, found: Quantization) -> dict[str, Any] | None:
-    """Give the stage the cache that the checkpoint was calibrated for; returns its record, or None for float32."""
-    if found.kv_dtype is None:
-        return None
-    scales = {
-        module if found.canonical else module_name(checkpoint.config, module): KVScales(key, value)
-        for module, (key, value) in found.kv_scales.items()
-    }
-    per_head = any(len(pair.key) > 1 for pair in scales.values())
-    dtype: Any = found.kv_dtype
-    return cache_record(quantize_cache(stage, KVFormat(dtype, "head" if per_head else "tensor"), scales))
+def _entry(name: str, part: Part, dialect: str) -> StageEntry:
+    settings = settings_for(dialect, half_weights=part.half_weights)
+    return StageEntry(f"{STAGES_FOLDER}/{name}/{MODEL_FILE}", dialect, part.stage.contract, settings.to_json())
 
 
-def _widened(fmt: Format) -> bool:
-    if isinstance(fmt, IntFormat):
-        return fmt.scales != "float32"
-    return not (isinstance(fmt, FloatFormat) and fmt.dtype == "float32")
+def _compiled(work: Path, name: str, part: Part, target: str) -> Part:
+    place = f"{STAGES_FOLDER}/{name}"
+    contract = part.stage.contract
+    return replace(part, entry=TARGETS[target](work / place, place, contract, half_weights=part.half_weights))
 
 
-def _half_weights(applied: Sequence[Applied], stage: Stage) -> bool:
-    """Tell whether stored weights of the graph are widened at load."""
-    beside = stage.outside.module if stage.outside else None
-    return any(_widened(module.format) for module in applied if module.module != beside)
+def _compiled_again(work: Path, entry: StageEntry, target: str) -> StageEntry:
+    half = entry.settings["optimization"] != "disabled"
+    place = Path(entry.graph).parent.as_posix()
+    return TARGETS[target](inside(work, place), place, entry.contract, half_weights=half)
 
 
 def _seal(work: Path, manifest: Manifest) -> Manifest:
@@ -317,16 +229,9 @@ def _seal(work: Path, manifest: Manifest) -> Manifest:
     return sealed
 
 
-def _verify(
-    work: Path, checkpoint: Checkpoint, manifest: Manifest, progress: Progress, original: Checkpoint | None
-) -> Manifest:
-    """Verify the finished folder and seal it again with its verdict; raises VerificationError on a failure.
-
-    `original` is the float checkpoint where `checkpoint` is a quantized form of it.
-    """
-    from edgewright.verify import verify_bundle
-
-    report = verify_bundle(work, checkpoint, original=original, progress=progress)
+def _verify(work: Path, maker: Maker, manifest: Manifest, progress: Progress) -> Manifest:
+    """Verify the finished folder and seal it again with its verdict; raises VerificationError on a failure."""
+    report = maker.verify(work, progress)
     if not report.passed:
         raise VerificationError(f"The build failed verification and was not kept: {report.reason()}")
     return _write_verdict(work, manifest, report.to_json())

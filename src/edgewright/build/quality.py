@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from edgewright.build.pipeline import give_cache
+from edgewright.build.llm import give_cache
 from edgewright.bundle import MANIFEST, Manifest, check_files, read_manifest
 from edgewright.calibration.data import fingerprint
 from edgewright.calibration.documents import TextFile, read_texts, windows

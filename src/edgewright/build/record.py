@@ -73,10 +73,7 @@ def _recipe_record(
     checkpoint: Checkpoint, recipe: Recipe, stage: Stage, applied: Sequence[Applied], modules: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return what was applied, with the cache's scales and what a quantized checkpoint was calibrated on."""
-    formats = Counter(a.format.label for a in applied)
-    exact = sum(module["bit_exact"] for module in modules)
-    summary = {"formats": dict(formats), "bit_exact": exact, "modules": len(modules)}
-    record = {"name": recipe.name, "summary": summary, "modules": modules}
+    record = {"name": recipe.name, "summary": summary_of(applied, modules), "modules": modules}
     if stage.cache is not None:
         record["kv"] = stage.cache
     if checkpoint.quantization is not None and checkpoint.quantization.record:
@@ -84,12 +81,18 @@ def _recipe_record(
     return record
 
 
+def summary_of(applied: Sequence[Applied], modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count the formats that modules got, and the modules taken over bit-exactly."""
+    formats = Counter(a.format.label for a in applied)
+    exact = sum(module["bit_exact"] for module in modules)
+    return {"formats": dict(formats), "bit_exact": exact, "modules": len(modules)}
+
+
 def _modules(
     checkpoint: Checkpoint, original: Checkpoint, stage: Stage, applied: Sequence[Applied]
 ) -> list[dict[str, Any]]:
     """Return the record of every module; with an original, `stored_as` and `bit_exact` are about that one."""
-    again = second_roundings(stage)
-    modules = [{**_module(a), **({"requantized": again[a.module]} if a.module in again else {})} for a in applied]
+    modules = modules_of(stage, applied)
     if original is checkpoint:
         return modules
     before, now, taken = _weights(original), _weights(checkpoint), _taken(checkpoint)
@@ -102,6 +105,12 @@ def _modules(
         else:
             module["bit_exact"] = a.module in taken
     return modules
+
+
+def modules_of(stage: Stage, applied: Sequence[Applied]) -> list[dict[str, Any]]:
+    """Return the record of every module of a stage that was built from the checkpoint as it was given."""
+    again = second_roundings(stage)
+    return [{**_module(a), **({"requantized": again[a.module]} if a.module in again else {})} for a in applied]
 
 
 def _module(applied: Applied) -> dict[str, Any]:

@@ -43,19 +43,23 @@ def open_folder(folder: Path) -> Checkpoint:
     if not config_path.is_file():
         raise SourceNotFoundError(_no_config(folder))
     config = read_json_object(inside(folder, "config.json"))
-    index_path = folder / INDEX
-    if index_path.is_file():
-        tensors, weights = _read_shards(folder, inside(folder, INDEX))
-        files = (config_path, index_path, *weights)
-    else:
-        weight = inside(folder, _single_file(folder))
-        tensors = dict(read_safetensors(weight))
-        files = (config_path, weight)
+    tensors, weights = read_weights(folder)
+    files = (config_path, *weights)
     if (folder / MODELOPT).is_file():
         files = (*files, inside(folder, MODELOPT))
     config, tensors, quantization = read_quantized(folder, config, tensors)
     sidecars = functools.cache(lambda: read_sidecars(folder))
     return Checkpoint(folder, "huggingface", config, tensors, files, sidecars, quantization)
+
+
+def read_weights(folder: Path) -> tuple[dict[str, StoredTensor], tuple[Path, ...]]:
+    """Return a folder's tensors by name and the files they are in, the index of shards first if there is one."""
+    if (folder / INDEX).is_file():
+        index = inside(folder, INDEX)
+        tensors, shards = _read_shards(folder, index)
+        return tensors, (folder / INDEX, *shards)
+    weight = inside(folder, _single_file(folder))
+    return dict(read_safetensors(weight)), (weight,)
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._output import count, folder_bytes, note, print_json, size, verdict_lines
 from edgewright.cli._parser import positive_int
-from edgewright.cli._vocabulary import add_vocabulary
+from edgewright.cli._policy import add_policy, policy_request
+from edgewright.cli._vocabulary import add_vocabulary, vocabulary_request
 
 if TYPE_CHECKING:
+    from edgewright.build.sources import Request, Source
     from edgewright.bundle import Manifest
-    from edgewright.checkpoint import Checkpoint
 
-SOURCE_HELP = "a Hugging Face model folder, or a .gguf file"
+SOURCE_HELP = "a Hugging Face model folder, a .gguf file, or an openpi or LeRobot policy folder"
 RECIPE_HELP = "how weights are stored: int4, int8, int4-gptq and other built-in recipes, stored, or a YAML file"
 
 
@@ -28,10 +29,14 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_source(parser: argparse.ArgumentParser, recipe: str) -> None:
-    """Add the arguments of a verb that reads a checkpoint."""
+def add_source(parser: argparse.ArgumentParser, recipe: str, policy_recipe: str) -> None:
+    """Add the arguments of a verb that builds from a checkpoint; the recipes are what language models and policies get
+    by default.
+    """
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
-    parser.add_argument("--recipe", default=recipe, metavar="NAME|FILE", help=f"{RECIPE_HELP} (default: {recipe})")
+    other = "" if policy_recipe == recipe else f", of policies {policy_recipe}"
+    parser.add_argument("--recipe", metavar="NAME|FILE", help=f"{RECIPE_HELP} (default: {recipe}{other})")
+    parser.set_defaults(recipes=(recipe, policy_recipe))
     parser.add_argument(
         "--max-context",
         type=positive_int,
@@ -57,18 +62,36 @@ def add_source(parser: argparse.ArgumentParser, recipe: str) -> None:
         "(default: inside)",
     )
     add_vocabulary(parser)
+    add_policy(parser)
 
 
-def print_plan(args: argparse.Namespace, checkpoint: Checkpoint, goal: str) -> None:
+def request_of(args: argparse.Namespace) -> Request:
+    """Return what the arguments of `add_source` ask for; raises UsageError."""
+    from edgewright.build.sources import Request
+    from edgewright.checkpoint.policy import is_policy
+
+    recipe, of_policies = args.recipes
+    return Request(
+        args.recipe or (of_policies if is_policy(args.source) else recipe),
+        args.max_context,
+        vocabulary_request(args),
+        args.embeddings,
+        policy_request(args),
+        args.allow_nonfinite,
+        args.requantize,
+    )
+
+
+def print_plan(args: argparse.Namespace, source: Source, goal: str) -> None:
     """Say on stderr what is about to be done; costs nothing beyond the headers that are read anyway."""
     if args.quiet or (Path(args.output).exists() and not args.force):
         return
+    checkpoint = source.checkpoint
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-    kind = checkpoint.config.get("model_type", "unknown")
     note(
-        f"plan: {checkpoint.path} ({kind}, {count(parameters)} parameters stored in {size(stored)})"
-        f" -> recipe {args.recipe} -> {goal} -> {args.output}"
+        f"plan: {checkpoint.path} ({source.kind}, {count(parameters)} parameters stored in {size(stored)})"
+        f" -> recipe {args.recipe or source.recipe.name} -> {goal} -> {args.output}"
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgewright.bundle import Manifest, read_manifest
 from edgewright.errors import BundleError, BundleTamperedError
 from edgewright.files import inside
+from edgewright.runtime.policy.stages import STAGES
 
 
 def describe_bundle(folder: Path) -> dict[str, Any]:
@@ -22,20 +23,43 @@ def describe_bundle(folder: Path) -> dict[str, Any]:
         "model_type": manifest.model["model_type"],
         "parameters": manifest.model["parameters"],
         "bytes": sum(entry["bytes"] for entry in manifest.files.values()),
-        "layers": manifest.model["layers"],
-        "vocab_size": manifest.model["vocab_size"],
-        **_vocabulary(manifest),
-        "max_context": manifest.model["max_context"],
+        **(_policy(manifest) if "policy" in manifest.model else _language_model(manifest)),
         "target": manifest.target,
         "versions": dict(manifest.versions),
         "recipe": {"name": recipe["name"], **recipe["summary"]},
         **calibration(recipe.get("quantized")),
-        "stages": {name: stage.to_json() for name, stage in manifest.stages.items()},
+        "stages": {name: manifest.stages[name].to_json() for name in _in_order(manifest.stages)},
         "verdict": dict(manifest.verdict),
         "notes": list(manifest.notes),
         "files": {name: dict(entry) for name, entry in manifest.files.items()},
     }
     return {**result, **_weights(folder, manifest)}
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return the names of stages in the order they run in."""
+    return sorted(names, key=lambda name: STAGES.index(name) if name in STAGES else 0)
+
+
+def _language_model(manifest: Manifest) -> dict[str, Any]:
+    model = manifest.model
+    return {
+        "layers": model["layers"],
+        "vocab_size": model["vocab_size"],
+        **_vocabulary(manifest),
+        "max_context": model["max_context"],
+    }
+
+
+def _policy(manifest: Manifest) -> dict[str, Any]:
+    """Return what there is to say of a policy: what it takes and gives, and how its graphs were rewritten."""
+    model = manifest.model
+    return {
+        "layers": ", ".join(f"{model['layers'][name]} {name}" for name in _in_order(model["layers"])),
+        "policy": dict(model["policy"]),
+        "features": dict(model["features"]),
+        **({"schedule": dict(model["schedule"])} if "schedule" in model else {}),
+    }
 
 
 def calibration(record: Mapping[str, Any] | None) -> dict[str, Any]:

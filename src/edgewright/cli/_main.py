@@ -16,8 +16,8 @@ from edgewright.errors import EdgewrightError, HostError, MissingExtraError, Usa
 
 #: The verbs, in the order of their use; each is a module of this package.
 VERBS = (
-    "deploy", "calibrate", "quantize", "search", "quality", "export", "compile", "verify", "run", "chat", "inspect",
-    "bench", "doctor",
+    "deploy", "calibrate", "quantize", "search", "quality", "export", "compile", "verify", "run", "chat", "serve",
+    "eval", "inspect", "bench", "doctor",
 )  # fmt: skip
 
 EXIT_INTERNAL = 70

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 #: Levels of verification in the order they are run; a manifest stores them by name.
-_LEVELS = ("weights", "graph", "ops", "engine", "quality", "golden", "live", "bundles")
+_LEVELS = (
+    "spec", "weights", "graph", "ops", "engine", "quality", "stages", "features", "actions", "golden", "live",
+    "bundles",
+)  # fmt: skip
 
 
 def note(text: str, *, quiet: bool = False) -> None:

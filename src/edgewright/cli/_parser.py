@@ -28,9 +28,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.rstrip('.')}; see `{self.prog} --help`.")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse all of `arguments`; an unknown flag is answered with the nearest known one."""
+        """Parse all of `arguments`; an unknown flag is answered with the nearest known one.
+
+        The result's `given` has the long flags that are there, whatever their values.
+        """
         known = self._flags()
-        for word in takewhile(lambda word: word != "--", arguments):
+        words = list(takewhile(lambda word: word != "--", arguments))
+        for word in words:
             flag = word.partition("=")[0]
             # Words with spaces are values, as argparse sees it.
             if flag.startswith("--") and " " not in word and flag not in known:
@@ -39,6 +43,7 @@ class Parser(argparse.ArgumentParser):
         if surplus:
             kind = "unknown flag" if surplus[0].startswith("-") else "unexpected argument"
             self.error(f"{kind} {surplus[0]!r}")
+        namespace.given = {word.partition("=")[0] for word in words} & set(known)
         return namespace
 
     def _flags(self) -> list[str]:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 from edgewright.cli._build import SOURCE_HELP, add_output
 from edgewright.cli._output import count, fields, folder_bytes, note, print_json, size, table
 from edgewright.cli._parser import positive_int
+from edgewright.cli._policy import add_policy
+from edgewright.cli._policy_source import policy_options
+from edgewright.errors import UsageError
 
 if TYPE_CHECKING:
     from edgewright.calibration import Shards
+    from edgewright.checkpoint.policy import PolicyOptions
 
 NAME = "calibrate"
 HELP = "Make calibration data for a model: token ids, images or observations as shards, and what they cover."
@@ -37,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides what is taken (default: 0)")
     add_output(parser, "FOLDER")
+    add_policy(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,6 +58,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> Shards:
+    from edgewright.checkpoint.policy import is_policy
+
+    policy = is_policy(args.source)
+    options = policy_options(args, policy=policy)
+    return _make_of_policy(args, options) if policy else _make_of_language_model(args)
+
+
+def _make_of_policy(args: argparse.Namespace, options: PolicyOptions | None) -> Shards:
+    """Make a set of observations that fit a policy; their texts stay texts, which the state may become part of."""
+    from edgewright.calibration import write_shards
+    from edgewright.checkpoint.policy import open_policy
+    from edgewright.quantizer.policy_observations import fitting, observation_samples
+
+    if args.length is not None:
+        raise UsageError("A robot policy's prompts are as long as they are, so --length has no meaning: leave it out.")
+    checkpoint = open_policy(args.source, options)
+    samples = observation_samples(args.data, args.sequences, args.seed)
+    return write_shards(Path(args.output), fitting(checkpoint, samples), lambda: samples.record, force=args.force)
+
+
+def _make_of_language_model(args: argparse.Namespace) -> Shards:
     from edgewright.calibration import load_samples, write_shards
     from edgewright.calibration.images import is_image_text, read_image_text
     from edgewright.calibration.model import text_side

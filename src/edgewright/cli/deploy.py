@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgewright.cli._build import add_output, add_source, print_plan, report_built
+from edgewright.cli._build import add_output, add_source, print_plan, report_built, request_of
+from edgewright.cli._policy import add_memory
 from edgewright.cli._progress import progress_for
-from edgewright.cli._vocabulary import vocabulary_request
 
 NAME = "deploy"
 HELP = "Make a verified bundle from a checkpoint: quantize, export, compile, verify."
@@ -15,52 +15,42 @@ HELP = "Make a verified bundle from a checkpoint: quantize, export, compile, ver
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_source(parser, "int4")
+    add_source(parser, "int4", "policy-int8")
     add_output(parser, "BUNDLE")
     parser.add_argument("--target", default="cpu", help="what the bundle is compiled for: cpu (default: cpu)")
     parser.add_argument("--no-verify", action="store_true", help="leave out the last step, the comparison in float32")
+    add_memory(parser.add_argument_group("verification of robot policies"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Deploy; an unchanged build is answered without the heavy imports."""
     from edgewright.build.kept import unchanged
-    from edgewright.build.key import build_key, checked_recipe, source_record
-    from edgewright.checkpoint import open_checkpoint
+    from edgewright.build.sources import open_source
 
     output, verify = Path(args.output), not args.no_verify
-    vocabulary = vocabulary_request(args)
-    recipe = checked_recipe(args.recipe, allow_nonfinite=args.allow_nonfinite, requantize=args.requantize)
-    checkpoint = open_checkpoint(args.source)
+    request = request_of(args)
+    source = open_source(args.source, request)
     if output.exists():
-        key = build_key(
-            source_record(checkpoint),
-            recipe,
-            target=args.target,
-            max_context=args.max_context,
-            vocabulary=vocabulary and vocabulary.key(),
-            embeddings=args.embeddings,
-            verify=verify,
-            allow_nonfinite=args.allow_nonfinite,
-            requantize=args.requantize,
-        )
+        key = source.key(source.record(), target=args.target, verify=verify)
         if (manifest := unchanged(output, key, verified=verify, force=args.force)) is not None:
             report_built(args, output, manifest, reused=True)
             return 0
-    print_plan(args, checkpoint, f"{args.target}{' and verify' if verify else ', not verified'}")
+    print_plan(args, source, f"{args.target}{' and verify' if verify else ', not verified'}")
 
     from edgewright.build.pipeline import deploy
 
     built = deploy(
         args.source,
         output,
-        recipe=recipe,
+        recipe=request.recipe,
         target=args.target,
-        max_context=args.max_context,
-        vocabulary=vocabulary,
-        embeddings=args.embeddings,
+        max_context=request.max_context,
+        vocabulary=request.vocabulary,
+        embeddings=request.embeddings,
+        policy=request.policy,
         verify=verify,
-        allow_nonfinite=args.allow_nonfinite,
-        requantize=args.requantize,
+        allow_nonfinite=request.allow_nonfinite,
+        requantize=request.requantize,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

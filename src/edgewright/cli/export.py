@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgewright.cli._build import add_output, add_source, print_plan, report_built
+from edgewright.cli._build import add_output, add_source, print_plan, report_built, request_of
 from edgewright.cli._progress import progress_for
-from edgewright.cli._vocabulary import vocabulary_request
 
 NAME = "export"
 HELP = "Write a checkpoint's graph as ONNX with its weights and tokenizer, without compiling it."
@@ -15,7 +14,7 @@ HELP = "Write a checkpoint's graph as ONNX with its weights and tokenizer, witho
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_source(parser, "float32")
+    add_source(parser, "float32", "float32")
     add_output(parser, "FOLDER")
     parser.add_argument(
         "--dialect",
@@ -27,22 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export."""
-    from edgewright.build.key import checked_recipe
     from edgewright.build.pipeline import export
-    from edgewright.checkpoint import open_checkpoint
+    from edgewright.build.sources import open_source
 
-    recipe = checked_recipe(args.recipe, allow_nonfinite=args.allow_nonfinite, requantize=args.requantize)
-    print_plan(args, open_checkpoint(args.source), f"{args.dialect} graph")
+    request = request_of(args)
+    print_plan(args, open_source(args.source, request), f"{args.dialect} graph")
     built = export(
         args.source,
         Path(args.output),
-        recipe=recipe,
+        recipe=request.recipe,
         dialect=args.dialect,
-        max_context=args.max_context,
-        vocabulary=vocabulary_request(args),
-        embeddings=args.embeddings,
-        allow_nonfinite=args.allow_nonfinite,
-        requantize=args.requantize,
+        max_context=request.max_context,
+        vocabulary=request.vocabulary,
+        embeddings=request.embeddings,
+        policy=request.policy,
+        allow_nonfinite=request.allow_nonfinite,
+        requantize=request.requantize,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

@@ -16,7 +16,9 @@ HELP = "Show what is in a checkpoint, a bundle, an exported folder or an ONNX gr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("path", metavar="PATH", help="a model folder, a .gguf file, a bundle, or an .onnx file")
+    parser.add_argument(
+        "path", metavar="PATH", help="a model or policy folder, a .gguf file, a bundle, or an .onnx file"
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -50,6 +52,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
     single = {k: v for k, v in data.items() if not isinstance(v, dict | list)}
     single |= {k: ", ".join(f"{a} {b}" for a, b in data[k].items()) for k in ("model", "versions") if k in data}
     lines = [fields((name.replace("_", " "), _value(name, value)) for name, value in single.items())]
+    if "policy" in data:
+        lines += _policy(data)
     if "bytes_by_dtype" in data:
         rows = [(name, size(count)) for name, count in data["bytes_by_dtype"].items()]
         lines += ["", table(("dtype", "bytes"), rows)]
@@ -100,6 +104,24 @@ def _vocabulary(record: dict[str, Any]) -> list[str]:
     return ["", f"{head}; {sizes}", *(f"  {count} {reason}" for reason, count in record["reasons"].items() if count)]
 
 
+def _policy(data: dict[str, Any]) -> list[str]:
+    """Spell what a policy takes and gives, and the features its graphs were built with."""
+    shown = {key: value for key, value in data["policy"].items() if key not in ("kind", "limits")}
+    shown |= {f"limit {key}": v for key, v in data["policy"]["limits"].items() if v is not None}
+    pairs = [(key.replace("_", " "), _listed(value)) for key, value in shown.items()]
+    lines = ["", "policy", *("  " + line for line in fields(pairs).splitlines())]
+    if "features" in data:
+        words = [f"{k}={'on' if v is True else 'off' if v is False else v}" for k, v in data["features"].items()]
+        lines += ["", f"features {', '.join(words)}"]
+    if "schedule" in data:
+        lines += [f"schedule of {data['schedule']['steps']} steps by {data['schedule']['convention']}, in the graph"]
+    return lines
+
+
+def _listed(value: object) -> object:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else value
+
+
 def _value(name: str, value: object) -> object:
     if name == "bytes" and isinstance(value, int):
         return size(value)
@@ -118,10 +140,9 @@ def _contract(contract: dict[str, Any]) -> list[str]:
     }
     caches |= {state[key] for state in contract.get("state", ()) for key in ("past", "present")}
     rows = [
-        (kind, t["name"], t["dtype"], _shape(t["shape"]))
+        (kind, *row)
         for kind, tensors in (("in", contract["inputs"]), ("out", contract["outputs"]))
-        for t in tensors
-        if t["name"] not in caches
+        for row in _rows([t for t in tensors if t["name"] not in caches])
     ]
     lines = ["  " + line for line in table(("", "name", "dtype", "shape"), rows).splitlines()]
     if contract["kv"]:

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 from edgewright.cli._build import RECIPE_HELP, SOURCE_HELP
 from edgewright.cli._output import folder_bytes, note, print_json, size, table
 from edgewright.cli._parser import positive_int, seed
+from edgewright.cli._policy import add_policy
+from edgewright.cli._policy_source import policy_options
 from edgewright.cli._progress import progress_for
 from edgewright.errors import UsageError
 
 if TYPE_CHECKING:
+    from edgewright.checkpoint.policy import PolicyOptions
     from edgewright.quant.recipe import Recipe
     from edgewright.quantizer.report import ModuleReport
 
 NAME = "quantize"
 HELP = "Make a quantized checkpoint: calibrate, round, report what was lost; --dry-run shows the plan."
+_HEADER = ("module", "kind", "weight", "activations", "algorithm", "bytes", "saved", "decided at")
 LAYOUTS = ("edgewright", "modelopt", "compressed-tensors")
 
 
@@ -45,18 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for", dest="platform", metavar="PLATFORM", help="refuse formats that this platform lacks")
     parser.add_argument("--page", metavar="FILE", help="write the report as an HTML page as well")
     parser.add_argument("--worst", type=positive_int, default=10, metavar="K", help="modules to list (default: 10)")
+    add_policy(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Quantize, or show what would be done."""
-    from edgewright.build.key import stage_recipe
+    from edgewright.build.key import policy_recipe, stage_recipe
+    from edgewright.checkpoint.policy import is_policy
     from edgewright.quant.recipe_file import load_recipe
 
-    recipe = _with_data(args, stage_recipe(load_recipe(args.recipe)))
+    policy = is_policy(args.source)
+    options = policy_options(args, policy=policy)
+    loaded = load_recipe(args.recipe)
+    recipe = _with_data(args, policy_recipe(loaded) if policy else stage_recipe(loaded), policy=policy)
     if args.platform is not None:
         _check_platform(args, recipe)
     if args.dry_run:
-        return _dry_run(args, recipe)
+        return _dry_run_policy(args, recipe, options) if policy else _dry_run(args, recipe)
     if args.page is not None and Path(args.page).is_dir():
         raise UsageError(f"--page {args.page} is a folder: give the name of a file.")
     if args.output is None:
@@ -68,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         args.output,
         recipe=recipe,
         layout=args.layout,
+        policy=options,
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )
@@ -86,8 +96,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _with_data(args: argparse.Namespace, recipe: Recipe) -> Recipe:
+def _with_data(args: argparse.Namespace, recipe: Recipe, *, policy: bool) -> Recipe:
     """Return the recipe with the data of the command line; raises UsageError where it looks at none."""
+    from edgewright.build.quantized import with_data
+
+    if policy and args.length is not None:
+        raise UsageError("A robot policy's prompts are as long as they are, so --length has no meaning: leave it out.")
     given = {"source": args.data, "sequences": args.sequences, "length": args.length, "seed": args.seed}
     changes = {key: value for key, value in given.items() if value is not None}
     if changes and not recipe.needs_data:
@@ -96,7 +110,7 @@ def _with_data(args: argparse.Namespace, recipe: Recipe) -> Recipe:
             f"The recipe {recipe.name} looks at no data, so that {flags} would change nothing: leave it out, or take a "
             "recipe that calibrates, such as int4-gptq."
         )
-    return replace(recipe, data=replace(recipe.data, **changes))
+    return with_data(recipe, replace(recipe.data, **changes)) if changes else recipe
 
 
 def _print(args: argparse.Namespace, path: Path, reports: tuple[ModuleReport, ...]) -> None:
@@ -137,6 +151,23 @@ def _dry_run(args: argparse.Namespace, recipe: Recipe) -> int:
         sums = {"bytes": found.bytes, "float_bytes": found.float_bytes, "kv": found.kv}
         print_json({"recipe": recipe.name, "modules": found.rows, **sums})
         return 0
-    header = ["module", "kind", "weight", "activations", "algorithm", "bytes", "saved", "decided at"]
-    sys.stdout.write("\n".join([table(header, found.table()), found.summary(), ""]))
+    sys.stdout.write("\n".join([table(_HEADER, found.table()), found.summary(), ""]))
+    return 0
+
+
+def _dry_run_policy(args: argparse.Namespace, recipe: Recipe, options: PolicyOptions | None) -> int:
+    """Show what every module of every stage would get."""
+    from edgewright.checkpoint.policy import open_policy
+    from edgewright.quantizer.preview import preview_policy
+
+    stages = preview_policy(open_policy(args.source, options), recipe)
+    if args.json:
+        found = {
+            name: {"modules": one.rows, "bytes": one.bytes, "float_bytes": one.float_bytes}
+            for name, one in stages.items()
+        }
+        print_json({"recipe": recipe.name, "stages": found})
+        return 0
+    for name, one in stages.items():
+        sys.stdout.write("\n".join([f"{name}:", table(_HEADER, one.table()), one.summary(), "", ""]))
     return 0

@@ -1,4 +1,4 @@
-"""`edgewright run`: one prompt, one answer."""
+"""`edgewright run`: one prompt, one answer; one observation, one chunk of actions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgewright.cli._kinds import holds_policy, refuse_foreign
 from edgewright.cli._load import load, warn_respelled
 from edgewright.cli._output import note, print_json
 from edgewright.cli._parser import token_ids
+from edgewright.cli._run_policy import POLICY_FLAGS, add_policy_arguments, run_policy
 from edgewright.cli._sampling import add_generation, sampling_of
 from edgewright.errors import GenerationError, UsageError
 
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
     from edgewright.runtime.llm import LLM
 
 NAME = "run"
-HELP = "Answer one prompt with a bundle, as a stream on stdout."
+HELP = "Answer one prompt with a bundle, as a stream on stdout; or give a policy's actions for one observation."
+#: The flags that have no meaning for a robot policy.
+LLM_FLAGS = (
+    "--prompt-ids", "--chat", "--raw", "--system", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+    "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--stop", "--ids", "--stats",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +45,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     mode.add_argument("--raw", dest="chat", action="store_false", help="continue the prompt as it stands")
     add_generation(parser, max_tokens=256)
+    add_policy_arguments(parser)
     parser.add_argument("--ids", action="store_true", help="print token ids instead of text")
-    parser.add_argument("--json", action="store_true", help="print one JSON object: text, tokens, counts, timings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: the result and its timings")
     parser.add_argument("--stats", action="store_true", help="print counts and speeds on stderr")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate."""
+    """Generate, or infer."""
+    policy = holds_policy(args.bundle)
+    refuse_foreign(args, LLM_FLAGS if policy else POLICY_FLAGS, policy=policy)
+    if policy:
+        given = args.prompt is not None or args.prompt_file is not None
+        return run_policy(args, _prompt(args) if given else None)
+    return _answer(args)
+
+
+def _answer(args: argparse.Namespace) -> int:
     if args.prompt_ids and (args.system is not None or args.chat):
         raise UsageError("--prompt-ids are fed as they are: --system and --chat have no meaning beside them.")
     text = None if args.prompt_ids else _prompt(args)

@@ -7,15 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgewright.cli._kinds import refuse_foreign
 from edgewright.cli._output import note, print_json, verdict_lines
+from edgewright.cli._policy import add_memory, add_policy_files
 from edgewright.cli._progress import progress_for
 from edgewright.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from edgewright.bundle import Manifest
+    from edgewright.progress import Progress
+    from edgewright.verify import Report
 
 NAME = "verify"
 HELP = "Compare a bundle with its checkpoint, a golden or another bundle; say where, when and why they differ."
+
+#: The flags that only policies have, and how many observations of a folder are compared at once.
+POLICY_ONLY = ("--statistics", "--tokenizer", "--observations", "--memory")
+OBSERVATIONS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PYTHON",
         help="the python of an environment with torch and transformers: compare the checkpoint's graph with it, too",
     )
+    group = parser.add_argument_group("robot policies")
+    add_policy_files(group)
+    group.add_argument("--observations", metavar="FOLDER", help="observations to compare on (default: seeded ones)")
+    add_memory(group)
     parser.add_argument("--page", metavar="FILE", help="write the report as an HTML page")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -44,15 +56,15 @@ def run(args: argparse.Namespace) -> int:
     progress = progress_for(quiet=args.quiet)
     manifest = read_manifest(folder)
     if args.against is None:
-        if args.live or args.page:
-            raise UsageError("--live and --page need --against: without it no numbers are compared.")
+        if args.live or args.page or any(flag in args.given for flag in POLICY_ONLY):
+            raise UsageError(
+                "--live, --page and what policies are compared with need --against: without it no numbers are compared."
+            )
         with progress.step("check files"):
             check_files(folder, manifest)
         return _files_only(args, manifest)
 
-    from edgewright.verify import verify
-
-    report = verify(folder, args.against, live=args.live, progress=progress)
+    report = _compared(args, folder, progress, policy=manifest.model.get("policy") is not None)
     data = report.to_json()
     if args.json:
         print_json(data)
@@ -66,6 +78,38 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note(f"edgewright: error: the bundle failed verification: {report.reason()}")
     return 1
+
+
+def _compared(args: argparse.Namespace, folder: Path, progress: Progress, *, policy: bool) -> Report:
+    """Compare a bundle with what `--against` names; raises UsageError on flags of the other kind of model."""
+    refuse_foreign(args, ("--live", "--page") if policy else POLICY_ONLY, policy=policy)
+    if not policy:
+        from edgewright.verify import verify
+
+        return verify(folder, args.against, live=args.live, progress=progress)
+    from edgewright.verify.policy_against import verify_policy_against
+
+    return verify_policy_against(
+        folder,
+        args.against,
+        statistics=args.statistics,
+        tokenizer=args.tokenizer,
+        observations=_observations(args.observations) if args.observations else None,
+        memory_bytes=args.memory,
+        progress=progress,
+    )
+
+
+def _observations(folder: str) -> list[dict[str, Any]]:
+    """Return the first few observations of a folder, as a policy takes them."""
+    from edgewright.calibration.arrays import TEXT, text_of
+    from edgewright.quantizer.policy_observations import observation_samples
+
+    found = []
+    for sample in observation_samples(folder, OBSERVATIONS, 0):
+        seen: dict[str, Any] = {name: values for name, values in sample.items() if name not in (TEXT, "action")}
+        found.append({**seen, "task": text_of(sample)} if TEXT in sample else seen)
+    return found
 
 
 def _files_only(args: argparse.Namespace, manifest: Manifest) -> int:

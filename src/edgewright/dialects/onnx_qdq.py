@@ -13,6 +13,7 @@ from edgewright.dialects import _qdq
 from edgewright.dialects.portable import call_of, function_of
 from edgewright.graph import Stage
 from edgewright.graph.builder import EW
+from edgewright.graph.step_loop import close_loop
 
 
 def lower(stage: Stage) -> Stage:
@@ -22,6 +23,7 @@ def lower(stage: Stage) -> Stage:
     for node in list(stage.graph):
         if node.domain == EW:
             _inline(stage, node)
+    close_loop(stage)
     return stage
 
 

@@ -16,12 +16,13 @@ import onnx_ir as ir
 from edgewright.dialects._ort_cache import kernel_formats, kernel_scales, own_write, query_key_value
 from edgewright.dialects._ort_experts import lower_experts
 from edgewright.dialects._ort_int8 import lower_int8
+from edgewright.dialects._ort_policy import is_policy, lower_policy, note_apart, pack_mixed_qkv
 from edgewright.dialects._ort_state import STATE_RULES
 from edgewright.dialects.portable import attach_bodies
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.outside import EMBEDDINGS
-from edgewright.graph.rewrite import int64_constant, made_by, merge_linears, replace
+from edgewright.graph.rewrite import int64_constant, made_by, merge_decoded, merge_linears, replace
 from edgewright.graph.weights import ComputedWeight
 
 MICROSOFT = "com.microsoft"
@@ -32,7 +33,9 @@ _INT8_INPUTS, _FLOAT32_INPUTS = 4, 1
 
 def lower(stage: Stage) -> Stage:
     """Lower every node there is a rule for, in place; returns the stage with its contract adapted."""
-    _merge_gate_and_up(stage)
+    if stage.fuse_linears:
+        apart = _merge_gate_and_up(stage) + pack_mixed_qkv(stage)
+        note_apart(stage, apart)
     _fuse_residual_norms(stage)
     lengths = _Lengths(stage)
     kept = set()
@@ -44,6 +47,7 @@ def lower(stage: Stage) -> Stage:
         _attention(stage, node, lengths)
     stage.notes += [f"attention keeps its reference body: {reason}" for reason in sorted(kept)]
     lower_int8(stage)
+    lower_policy(stage)
     stage.drop_unused()
     for node in list(stage.graph):
         rule = _RULES.get(node.op_type) if node.domain == EW else None
@@ -105,13 +109,19 @@ class _Lengths:
         return self._values
 
 
-def _merge_gate_and_up(stage: Stage) -> None:
-    """Join the gate and up products: one launch less a layer, measured 4 to 10 % of a decode step."""
+def _merge_gate_and_up(stage: Stage) -> int:
+    """Join the gate and up products: one launch less a layer, measured 4 to 10 % of a decode step.
+
+    Returns how many could not be joined.
+    """
+    apart, policy = 0, is_policy(stage)
     for node in list(stage.graph):
         if node.domain == EW and node.op_type == "GatedActivation":
             linears = [value.producer() for value in node.inputs if value is not None]
             if len(linears) == 2 and all(linear is not None for linear in linears):
-                merge_linears(stage, [linear for linear in linears if linear is not None])
+                found = [linear for linear in linears if linear is not None]
+                apart += not (merge_linears(stage, found) or (policy and merge_decoded(stage, found)))
+    return apart
 
 
 def _pack_qkv(stage: Stage, attention: ir.Node) -> None:

@@ -14,6 +14,7 @@ from edgewright.dialects import _qdq
 from edgewright.graph import Stage
 from edgewright.graph.builder import EW
 from edgewright.graph.stage import OPSET
+from edgewright.graph.step_loop import close_loop
 from edgewright.ops import OPS, Call
 
 
@@ -30,6 +31,7 @@ def attach_bodies(stage: Stage, *, emulate: bool = False) -> Stage:
     """Attach the function bodies; each distinct use of an op (attributes, given inputs) is one overload."""
     if emulate:
         _qdq.emulate(stage)
+    close_loop(stage)
     overloads: dict[tuple[object, ...], str] = {}
     for node in ir.traversal.RecursiveGraphIterator(stage.graph):
         if node.domain != EW:

@@ -13,20 +13,23 @@ from edgewright.graph.builder import EW
 from edgewright.graph.rewrite import module_of, number_of
 from edgewright.graph.stage import IR_DTYPES, OutsideTable, Stage
 
-#: The input that takes the place of `input_ids`.
+#: The inputs that are token ids: of language models, and of a policy's prefix.
+_IDS = ("input_ids", "token_ids")
+#: The input that takes their place.
 EMBEDDINGS = "inputs_embeds"
 #: The ops that look rows up, in every format a table can have.
 _LOOK_UPS = ("Embedding", "QuantEmbedding", "DecodeRows")
 
 
 def take_table_outside(stage: Stage) -> None:
-    """Make `inputs_embeds` float32 `[batch, seq, hidden]` of `input_ids`, in place; after quantization.
+    """Make `inputs_embeds` float32 `[batch, seq, hidden]` of the token ids, in place; after quantization.
 
     What is fed are the rows as the first layer reads them: decoded, widened and multiplied where the model multiplies
     all of them by one number. `stage.outside` then says which table that was. A head that is tied to the table keeps
     its weight in the graph. Raises ModelError, which names them, for graphs that read several tables or the ids.
     """
-    ids = next(value for value in stage.graph.inputs if value.name == "input_ids")
+    ids = next(value for value in stage.graph.inputs if value.name in _IDS)
+    taken = next(tensor for tensor in stage.contract.inputs if tensor.name == ids.name)
     node = _look_up(ids)
     table = node.inputs[1]
     assert table is not None
@@ -35,7 +38,7 @@ def take_table_outside(stage: Stage) -> None:
     tied = any(use.node is not node for part in node.inputs[1:] if part is not None for use in part.uses())
     hidden = int(producer.weight.shape[1])  # type: ignore[attr-defined]
     stage.outside = OutsideTable(_module(node), str(value.name), producer, multiplier)
-    fed = TensorContract(EMBEDDINGS, "float32", ("batch", "seq", hidden))
+    fed = TensorContract(EMBEDDINGS, "float32", (*taken.shape, hidden))
     _swap(stage, ids, value, fed)
     stage.notes.append(f"the embedding table ({stage.outside.module}) stands outside the graph")
     if tied:
@@ -88,7 +91,7 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
 
 
 def _swap(stage: Stage, ids: ir.Value, value: ir.Value, fed: TensorContract) -> None:
-    """Put an input in the place of `input_ids` and of `value`."""
+    """Put an input in the place of the token ids and of `value`."""
     new = ir.Value(name=fed.name, shape=ir.Shape(fed.shape), type=ir.TensorType(IR_DTYPES[fed.dtype]))
     place = list(stage.graph.inputs).index(ids)
     stage.graph.inputs[place] = new

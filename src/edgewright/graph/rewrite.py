@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,14 +84,62 @@ def _kind(stage: Stage, node: ir.Node) -> tuple[object, ...] | None:
     return (id(node.inputs[0]), node.op_type, attributes, tuple(p is not None for p in parameters))
 
 
+def merge_decoded(stage: Stage, nodes: Sequence[ir.Node]) -> bool:
+    """Join linears as `merge_linears` does where their weights are decoded from codes with scales row by row."""
+    decodes = [made_by(node.inputs[1], "Decode") if node.op_type == "Linear" else None for node in nodes]
+    found = [decode for decode in decodes if decode is not None]
+    if len(found) != len(nodes) or len({_decoded_kind(stage, *pair) for pair in zip(nodes, found, strict=True)}) != 1:
+        return False
+    if _decoded_kind(stage, nodes[0], found[0]) is None:
+        return False
+    name = _merged_name(nodes)
+    rows = [int(decode.attributes["out_features"].value) for decode in found]
+    attributes = {k: a.value for k, a in found[0].attributes.items()} | {"out_features": sum(rows)}
+    codes = _stacked(stage, found, 0, name)
+    decode = make_node(EW, "Decode", codes, attributes, name=f"{name}/Decode")
+    stage.graph.insert_before(nodes[0], [decode])
+    _put(stage, nodes, [nodes[0].inputs[0], decode.outputs[0], *_stacked(stage, nodes, 2, name)], {}, rows)
+    for old in found:
+        stage.graph.remove(old, safe=True)
+    return True
+
+
+def _decoded_kind(stage: Stage, node: ir.Node, decode: ir.Node) -> tuple[object, ...] | None:
+    """Return what linears over decoded weights must have in common to be merged, or None where they can't be."""
+    parameters = [value for value in (*decode.inputs, *node.inputs[2:]) if value is not None]
+    if any(p.name not in stage.producers or len(p.uses()) != 1 for p in parameters) or node.domain != EW:
+        return None
+    a = {name: attribute.value for name, attribute in decode.attributes.items() if name != "out_features"}
+    shared = a.get("scope") in ("tensor", "block") or len(decode.inputs) > 2
+    if shared or len(decode.outputs[0].uses()) != 1:
+        return None
+    return (id(node.inputs[0]), tuple(sorted(a.items())), len(node.inputs))
+
+
 def _merge(stage: Stage, nodes: list[ir.Node]) -> None:
-    first = nodes[0]
+    first, name = nodes[0], _merged_name(nodes)
+    rows = []
+    for node in nodes:
+        weight = node.inputs[1]
+        assert weight is not None
+        assert weight.shape is not None
+        rows.append(int(weight.shape[0]))  # type: ignore[arg-type]
+    attributes = {k: a.value for k, a in first.attributes.items()}
+    if "out_features" in attributes:
+        attributes["out_features"] = sum(rows)
+    _put(stage, nodes, [first.inputs[0], *_stacked(stage, nodes, 1, name)], attributes, rows)
+
+
+def _merged_name(nodes: Sequence[ir.Node]) -> str:
     modules = [module_of(node) for node in nodes]
-    parent = modules[0].rsplit(".", 1)[0]
-    name = f"{parent}." + "+".join(module.rsplit(".", 1)[-1] for module in modules)
-    inputs: list[ir.Value | None] = [first.inputs[0]]
+    return f"{modules[0].rsplit('.', 1)[0]}." + "+".join(module.rsplit(".", 1)[-1] for module in modules)
+
+
+def _stacked(stage: Stage, nodes: Sequence[ir.Node], start: int, name: str) -> list[ir.Value | None]:
+    """Return the inputs of nodes from place `start` on, those of all nodes one below the other."""
+    inputs: list[ir.Value | None] = []
     done: dict[int, tuple[ir.Value, ...]] = {}
-    for position in range(1, len(first.inputs)):
+    for position in range(start, len(nodes[0].inputs)):
         columns = [node.inputs[position] for node in nodes]
         if columns[0] is None:
             inputs.append(None)
@@ -103,19 +151,22 @@ def _merge(stage: Stage, nodes: list[ir.Node]) -> None:
             done[id(producers[0])] = stage.add_producer(stacked)
         index = next(i for i, spec in enumerate(producers[0].specs) if spec.name == columns[0].name)
         inputs.append(done[id(producers[0])][index])
-    rows = []
-    for node in nodes:
-        weight = node.inputs[1]
-        assert weight is not None
-        assert weight.shape is not None
-        rows.append(int(weight.shape[0]))  # type: ignore[arg-type]
-    attributes = {k: a.value for k, a in first.attributes.items()}
-    if "out_features" in attributes:
-        attributes["out_features"] = sum(rows)
-    linear = make_node(EW, first.op_type, inputs, attributes, name=f"{name}/{first.op_type}")
+    return inputs
+
+
+def _put(
+    stage: Stage,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any],
+    rows: Sequence[int],
+) -> None:
+    """Put one linear over stacked rows, and a Split of its result, in the place of several."""
+    name = _merged_name(nodes)
+    linear = make_node(EW, nodes[0].op_type, inputs, attributes, name=f"{name}/{nodes[0].op_type}")
     sizes = int64_constant(stage, rows, "split_" + "_".join(map(str, rows)))
     split = make_node("", "Split", [linear.outputs[0], sizes], {"axis": -1}, outputs=len(nodes), name=f"{name}/Split")
-    stage.graph.insert_before(first, [linear, split])
+    stage.graph.insert_before(nodes[0], [linear, split])
     for node, output in zip(nodes, split.outputs, strict=True):
         ir.convenience.replace_all_uses_with(node.outputs[0], output)
         stage.graph.remove(node, safe=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from edgewright.contract import StageContract
 from edgewright.graph.weights import FloatProducer, Producer, TensorSpec, Weight
+
+if TYPE_CHECKING:
+    from edgewright.graph.step_loop import StepLoop
 
 IR_DTYPES = {
     "float32": ir.DataType.FLOAT,
@@ -53,7 +56,8 @@ class Stage:
     initializers that are another initializer's bytes under another shape or type. `layers` counts the model's layers,
     `cache` is the record of a quantized key/value cache.
     `vocabulary` is what the manifest says of a reduced vocabulary, empty for a full one. `outside` is the embedding
-    table where it isn't in the graph.
+    table where it isn't in the graph. `fuse_linears` allows a lowering to join linears that read one input. `loop`,
+    of one step of a loop, is what lowering makes of it.
     """
 
     name: str
@@ -69,6 +73,8 @@ class Stage:
     cache: dict[str, Any] | None = None
     vocabulary: dict[str, Any] = field(default_factory=dict)
     outside: OutsideTable | None = None
+    fuse_linears: bool = True
+    loop: StepLoop | None = None
 
     def add_weight(self, weight: Weight, dtype: str = "float32") -> None:
         """Register `weight` with a plain float producer."""

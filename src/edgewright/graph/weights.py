@@ -76,6 +76,8 @@ class Weight(ABC):
 
     name: str
     shape: tuple[int, ...]
+    #: Whether it is made of sums, whose last bit may differ from one machine to the next.
+    summed = False
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> np.ndarray:

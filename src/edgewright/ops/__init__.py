@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgewright.ops._body import Call, Op
 from edgewright.ops.activation import ACTIVATION, ACTIVATIONS, GATED_ACTIVATION, activation, gated_activation
+from edgewright.ops.ada_rms_norm import ADA_RMS_NORM, ada_rms_norm
 from edgewright.ops.attention import ATTENTION, attention
 from edgewright.ops.cache_write import CACHE_WRITE, cache_write
 from edgewright.ops.causal_conv import CAUSAL_CONV, causal_conv
@@ -13,6 +14,7 @@ from edgewright.ops.experts import EXPERTS, experts
 from edgewright.ops.gated_delta import GATED_DELTA, gated_delta
 from edgewright.ops.layer_norm import LAYER_NORM, layer_norm
 from edgewright.ops.linear import LINEAR, linear
+from edgewright.ops.mixed_attention import MIXED_ATTENTION, mixed_attention
 from edgewright.ops.quantized import DEQUANTIZE, QUANT_EMBEDDING, QUANT_LINEAR
 from edgewright.ops.rms_norm import RMS_NORM, rms_norm
 from edgewright.ops.rope import ROPE, rope
@@ -25,6 +27,7 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         ACTIVATION,
+        ADA_RMS_NORM,
         ATTENTION,
         CACHE_WRITE,
         CAUSAL_CONV,
@@ -37,6 +40,7 @@ OPS: dict[str, Op] = {
         GATED_DELTA,
         LAYER_NORM,
         LINEAR,
+        MIXED_ATTENTION,
         QUANT_EMBEDDING,
         QUANT_LINEAR,
         RMS_NORM,
@@ -53,6 +57,7 @@ __all__ = [
     "Call",
     "Op",
     "activation",
+    "ada_rms_norm",
     "attention",
     "cache_write",
     "causal_conv",
@@ -64,6 +69,7 @@ __all__ = [
     "gated_delta",
     "layer_norm",
     "linear",
+    "mixed_attention",
     "rms_norm",
     "rope",
     "round_input",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,15 +36,17 @@ class Applied:
     inputs: ActivationFormat | None = None
 
 
-def quantize_stage(stage: Stage, recipe: Recipe, *, requantize: bool = False) -> list[Applied]:
+def quantize_stage(stage: Stage, recipe: Recipe | Mapping[str, Choice], *, requantize: bool = False) -> list[Applied]:
     """Apply `recipe` to every `Linear`, `Embedding` and `Experts` in place; returns what was done, in graph order.
+
+    Instead of a recipe what it says of every module may be given, where one recipe holds for several stages.
 
     A head and a table that are tied and get the same format share one set of codes. A weight that another tool
     quantized is taken over as it is; another format is a second rounding, which `requantize` allows. Raises
     RecipeError.
     """
     uses = quantizable(stage)
-    choices = recipe.choices([(use.module, use.kind) for use in uses])
+    choices = recipe.choices([(use.module, use.kind) for use in uses]) if isinstance(recipe, Recipe) else recipe
     inputs = _Inputs(stage)
     applied = []
     shared: dict[tuple[str, Format], tuple[ir.Value, ...]] = {}
@@ -118,10 +121,22 @@ def _module(node: ir.Node, value: ir.Value) -> str:
     return (value.name or "").removesuffix(".weight") if node.op_type == "Experts" else module_of(node)
 
 
+#: A policy's linears between its own numbers (pixels, state, actions, time) and its towers, by their whole names.
+_PROJECTIONS = frozenset(
+    {"state_proj", "action_in_proj", "action_out_proj", "time_mlp_in", "time_mlp_out"}
+    | {"action_time_mlp_in.actions", "action_time_mlp_in.time", "action_time_mlp_in", "action_time_mlp_out"}
+)
+#: The ends of the names of those that stand inside the towers: norms that the time modulates have a `dense`.
+_INNER_PROJECTIONS = (".patch_embedding", ".multi_modal_projector.linear", "norm.dense")
+
+
 def _kind(node: ir.Node) -> str:
     if node.op_type != "Linear":
         return node.op_type.lower()
-    return "lm_head" if module_of(node) == "lm_head" else "body"
+    module = module_of(node)
+    if module in _PROJECTIONS or module.endswith(_INNER_PROJECTIONS):
+        return "projection"
+    return "lm_head" if module == "lm_head" else "body"
 
 
 def _format(use: Use, choice: Choice, tensor: Rows | None, *, requantize: bool) -> Format:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgewright.errors import RecipeError
 from edgewright.formats import ActivationFormat, FloatFormat, Format, StoredFormat, Wanted
 from edgewright.formats.cache import KVFormat
 
-#: Kinds of modules; a rule's `class` is one of them. Experts belong to the section `body`.
-KINDS = ("body", "experts", "lm_head", "embedding")
+#: Kinds of modules; a rule's `class` is one of them. Experts belong to the section `body`; a policy's projections of
+#: pixels, state, actions and time have no section and keep float32 unless a rule says something else.
+KINDS = ("body", "experts", "lm_head", "embedding", "projection")
 _SHOWN_CHARACTERS = 80
 
 
@@ -119,6 +120,13 @@ class Rule:
     section: bool = False
     #: Whether it comes with the package: it holds for families that lack such modules, and others may override it.
     builtin: bool = False
+    #: Whether it is about other stages as well, where it may have its effect.
+    inherited: bool = False
+
+    @property
+    def optional(self) -> bool:
+        """Whether it needs no effect on the modules at hand."""
+        return self.section or self.builtin or self.inherited
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -150,7 +158,9 @@ class Recipe:
 
     @property
     def needs_data(self) -> bool:
-        """Whether activations must be seen before this recipe can be applied."""
+        """Whether activations must be seen before this recipe can be applied, in any stage."""
+        if any(inner.needs_data for inner in self.stages.values()):
+            return True
         rules = [*(rule.algorithm for rule in self.rules), self.algorithm]
         inputs = [*(rule.inputs for rule in self.rules), self.inputs]
         static = any(i is not None and i.format is not None and i.format.static for i in inputs)
@@ -159,7 +169,9 @@ class Recipe:
 
     @property
     def needs_quantizer(self) -> bool:
-        """Whether more is asked for than rounding every weight as it is written."""
+        """Whether more is asked for than rounding every weight as it is written, in any stage."""
+        if any(inner.needs_quantizer for inner in self.stages.values()):
+            return True
         algorithms = [*(rule.algorithm for rule in self.rules), self.algorithm]
         searched = any(a is not None and a.name != "minmax" for a in algorithms)
         return self.needs_data or searched or self.transforms.rotation is not None
@@ -172,6 +184,40 @@ class Recipe:
                     f"{inner.lines['stage']}: the model has no stage {name!r}; it has {', '.join(known)}."
                 )
         return self.stages.get(stage, self)
+
+    def stage_choices(self, stages: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, dict[str, Choice]]:
+        """Return what holds for every module of every stage, given each stage's (name, kind); see `choices`.
+
+        Stages without a section of their own are one model: a rule has to match in one of them. So has a rule that a
+        section takes over from the recipe around it. Raises RecipeError.
+        """
+        known = list(stages)
+        found: dict[str, dict[str, Choice]] = {}
+        common = [name for name in known if self.for_stage(name, known) is self]
+        everywhere = [module for modules in stages.values() for module in modules]
+        shared = self._beside([module for name in common for module in stages[name]], everywhere)
+        for name, modules in stages.items():
+            if name in common:
+                names = {module for module, _ in modules}
+                found[name] = {module: choice for module, choice in shared.items() if module in names}
+                continue
+            inner = self.stages[name]
+            inherited = {(rule.pattern, rule.where) for rule in self.rules}
+            rules = tuple(
+                replace(rule, inherited=True) if (rule.pattern, rule.where) in inherited else rule
+                for rule in inner.rules
+            )
+            found[name] = replace(inner, rules=rules).choices(modules)
+        return found
+
+    def _beside(self, modules: Sequence[tuple[str, str]], everywhere: Sequence[tuple[str, str]]) -> dict[str, Choice]:
+        """Return the choices for some modules of a model; rules may be about its other modules only."""
+        elsewhere = dict(everywhere).items() - dict(modules).items()
+        rules = tuple(
+            replace(rule, inherited=True) if any(rule.matches(*module) for module in elsewhere) else rule
+            for rule in self.rules
+        )
+        return replace(self, rules=rules).choices(modules)
 
     def resolve(self, modules: Sequence[tuple[str, str]]) -> dict[str, Wanted]:
         """Return the weight format of every module; see `choices`."""
@@ -186,16 +232,16 @@ class Recipe:
         # Of every part: what holds, the line that says so, and the place of the rule, -1 for a section.
         found: dict[str, dict[str, tuple[Any, str, int]]] = {}
         for name, kind in modules:
-            section = "body" if kind == "experts" else kind
-            inputs = Inputs(None) if kind == "embedding" else self.inputs
+            section = {"experts": "body", "projection": "body"}.get(kind, kind)
+            inputs = Inputs(None) if kind in ("embedding", "projection") else self.inputs
             found[name] = {
-                "weight": (getattr(self, section), self.lines.get(section, self.name), -1),
+                "weight": (self._section(kind), self.lines.get(section, self.name), -1),
                 "inputs": (inputs, self.lines.get("activations", self.name), -1),
                 "algorithm": (self.algorithm, self.lines.get("algorithm", self.name), -1),
             }
         for index, rule in enumerate(self.rules):
             hits = [name for name, kind in modules if rule.matches(name, kind)]
-            if not hits and not rule.section and not rule.builtin:
+            if not hits and not rule.optional:
                 raise RecipeError(_no_match(rule, list(found)))
             for name in hits:
                 found[name] |= {part: (value, rule.where, index) for part, value in rule.parts.items()}
@@ -210,6 +256,13 @@ class Recipe:
             for name, parts in found.items()
         }
 
+    def _section(self, kind: str) -> Wanted:
+        """Return the format that a kind of modules has without any rule."""
+        if kind == "projection":
+            return self.body if isinstance(self.body, StoredFormat) else FloatFormat("float32")
+        wanted: Wanted = getattr(self, "body" if kind == "experts" else kind)
+        return wanted
+
     def _check_effects(
         self, modules: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, tuple[Any, str, int]]]
     ) -> None:
@@ -217,7 +270,7 @@ class Recipe:
         deciding = {index for parts in found.values() for _, _, index in parts.values()}
         kinds = dict(modules)
         for index, rule in enumerate(self.rules):
-            if rule.section or rule.builtin or rule.where == MANIFEST:
+            if rule.optional or rule.where == MANIFEST:
                 continue
             hits = [name for name, kind in modules if rule.matches(name, kind)]
             if index not in deciding:
@@ -258,6 +311,7 @@ class Recipe:
             "kv": None if self.kv is None else asdict(self.kv),
             "calibration": asdict(self.data),
             "transforms": asdict(self.transforms),
+            **({"stages": {name: inner.to_json() for name, inner in self.stages.items()}} if self.stages else {}),
             "rules": [
                 {
                     "pattern": rule.pattern,

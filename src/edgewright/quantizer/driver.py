@@ -31,7 +31,7 @@ from edgewright.quantizer.layer import Outcome, quantize_segment
 from edgewright.quantizer.plan import Group, KVTap, Plan, plan_of
 from edgewright.quantizer.report import ModuleReport, report_from_json
 from edgewright.quantizer.segments import Segment
-from edgewright.quantizer.stream import FloatModel, run_all
+from edgewright.quantizer.stream import FloatModel, Row, run_all
 from edgewright.quantizer.work import FLOATS, Work
 
 #: Inputs whose statistics are taken at once.
@@ -73,7 +73,7 @@ def quantize(
     longest = None if samples is None else max(len(row) for row in samples.rows)
     stage = float_stage(checkpoint, recipe, max_context=longest)
     plan = plan_of(stage, recipe)
-    work = Work({"source": source["files"], "recipe": recipe.to_json(), **_data(samples), **_versions()})
+    work = Work({"source": source["files"], "recipe": recipe.to_json(), **_data(samples), **versions()})
     try:
         if len(work.segments) < len(plan.segments):
             _run(stage, plan, recipe, samples, work, progress, threads)
@@ -94,7 +94,7 @@ def _data(samples: Samples | None) -> dict[str, Any]:
     return {"data": samples.record, "tokens": digest.hexdigest()}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return the versions of what computes the numbers: another one may round a sum otherwise."""
     return {"version": __version__, "numpy": np.__version__, "onnxruntime": version("onnxruntime")}
 
@@ -118,7 +118,16 @@ def _run(
     progress: Progress,
     threads: int | None,
 ) -> None:
-    rows = [] if samples is None else samples.rows
+    with ExitStack() as stack:
+        model = stack.enter_context(float_model(stage, work, progress, threads))
+        rows = [] if samples is None else samples.rows
+        for segment in plan.segments[len(work.segments) :]:
+            run_segment(Pass(model, plan, recipe, rows, work), segment, progress)
+
+
+@contextmanager
+def float_model(stage: Stage, work: Work, progress: Progress, threads: int | None) -> Iterator[FloatModel]:
+    """Write a float stage into the work's folder for the block; the stage must not be used afterwards."""
     with ExitStack() as stack:
         stack.enter_context(os_errors("the calibration's work"))
         size = layout_size(plan_layout(stage))
@@ -126,30 +135,43 @@ def _run(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=FLOATS, dir=work.folder))
         with progress.step("float weights", size) as advance:
             model = FloatModel(stage, Path(folder), advance, threads)
-        for segment in plan.segments[len(work.segments) :]:
-            _segment(model, plan, segment, recipe, rows, work, progress)
+        yield model
 
 
-def _segment(
-    model: FloatModel,
-    plan: Plan,
-    segment: Segment,
-    recipe: Recipe,
-    rows: Sequence[Array],
-    work: Work,
-    progress: Progress,
-) -> None:
+@dataclass(frozen=True)
+class Pass:
+    """What the segments of a stage are run with.
+
+    `wanted` are outputs of the stage that stay in the work's spool behind its last segment, `read` values there that
+    nobody wants any more then. `steps`: that many rows, one after the other, are the steps of one denoise loop, and
+    ranges are kept of each step. `name` goes in front of titles.
+    """
+
+    model: FloatModel
+    plan: Plan
+    recipe: Recipe
+    rows: Sequence[Row]
+    work: Work
+    wanted: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    steps: int = 0
+    name: str = ""
+
+
+def run_segment(run: Pass, segment: Segment, progress: Progress) -> None:
     """Look at one segment's inputs over all samples, quantize it, and keep what later segments read."""
+    model, plan, recipe, rows, work = run.model, run.plan, run.recipe, run.rows, run.work
     groups, caches = plan.groups[segment.index], plan.caches[segment.index]
     last = segment.index == len(plan.segments) - 1
-    gives = () if last else segment.gives
-    again = recipe.transforms.sequential and bool(groups) and not last
-    seen = _Seen(groups, caches if recipe.kv is not None else (), recipe)
+    read_later = {value for later in plan.segments[segment.index + 1 :] for value in later.fed} | {*run.wanted}
+    gives = tuple(value for value in segment.gives if value in read_later)
+    again = recipe.transforms.sequential and bool(groups) and bool(gives)
+    seen = _Seen(groups, caches if recipe.kv is not None else (), recipe, run.steps)
     first = () if again else gives  # what is given on, where that doesn't wait for the rounded weights
-    with progress.step(segment.title, (1 + again) * len(rows)) as advance:
+    with progress.step(f"{run.name} {segment.title}".strip(), (1 + again) * len(rows)) as advance:
         if rows and (seen.values or first):
             for sample, values in run_all(model, segment, work.spool, rows, [*seen.values, *first]):
-                seen.add(values)
+                seen.add(values, sample)
                 _keep(work, first, sample, values)
                 advance(1)
         outcome = quantize_segment(groups, seen.moments, model.weight, recipe.transforms, work.parts)
@@ -158,9 +180,12 @@ def _segment(
                 for sample, values in run_all(model, segment, work.spool, rows, gives):
                     _keep(work, gives, sample, values)
                     advance(1)
-    read_later = {value for later in plan.segments[segment.index + 1 :] for value in later.fed}
+    done_with = [value for value in segment.fed if value not in read_later]
     work.finish(
-        outcome, seen.cache_scales(recipe.kv, outcome.rows), [value for value in segment.fed if value not in read_later]
+        outcome,
+        seen.cache_scales(recipe.kv, outcome.rows),
+        [*done_with, *(run.read if last else ())],
+        seen.ranges() if run.steps else None,
     )
 
 
@@ -172,8 +197,11 @@ def _keep(work: Work, names: Sequence[str], sample: int, values: Mapping[str, Ar
 class _Seen:
     """The statistics of one segment while the samples pass."""
 
-    def __init__(self, groups: Sequence[Group], caches: Sequence[KVTap], recipe: Recipe) -> None:
+    def __init__(self, groups: Sequence[Group], caches: Sequence[KVTap], recipe: Recipe, steps: int = 0) -> None:
         self.moments: dict[str, Moments] = {}
+        self._groups, self._steps = groups, steps
+        #: The smallest and the largest number of every step, float64 `[steps, 2]`, by value.
+        self._ranges: dict[str, Array] = {}
         for group in groups:
             target = group.targets[0]
             if target.op == "Embedding" or target.inner:
@@ -193,8 +221,12 @@ class _Seen:
         """The values to be looked at."""
         return [*self.moments, *(name for tap in self._caches for name in (tap.key, tap.value))]
 
-    def add(self, values: Mapping[str, Array]) -> None:
+    def add(self, values: Mapping[str, Array], sample: int) -> None:
         """Look at one sample."""
+        for name in self.moments if self._steps else ():
+            ranges = self._ranges.setdefault(name, np.tile([np.inf, -np.inf], (self._steps, 1)))
+            low, high = ranges[sample % self._steps]
+            ranges[sample % self._steps] = min(low, values[name].min()), max(high, values[name].max())
         # NumPy leaves the interpreter while it computes, and each input has statistics of its own.
         with ThreadPoolExecutor(_THREADS) as pool:
             waiting = [
@@ -208,6 +240,15 @@ class _Seen:
                 columns = np.abs(values[name].reshape(-1, tap.kv_heads, values[name].shape[-1] // tap.kv_heads))
                 found = columns.max(axis=0)
                 largest[side] = np.maximum(largest[side], found) if side in largest else found
+
+    def ranges(self) -> dict[str, list[list[float]]]:
+        """Return the smallest and the largest input of every step, by module."""
+        return {
+            target.module: [[float(np.float32(end)) for end in step] for step in self._ranges[group.value]]
+            for group in self._groups
+            if group.value in self._ranges
+            for target in group.targets
+        }
 
     def cache_scales(self, fmt: KVFormat | None, folded: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
         """Return the scales of keys and values by attention module.
@@ -263,4 +304,4 @@ def _in_use(model: FloatModel, outcome: Outcome) -> Iterator[None]:
         model.set_weight(name, values)
 
 
-__all__ = ["STAGES", "Quantized", "quantize"]
+__all__ = ["STAGES", "Pass", "Quantized", "float_model", "quantize", "run_segment", "versions"]

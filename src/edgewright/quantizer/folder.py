@@ -21,6 +21,7 @@ from edgewright.models import build_llm
 from edgewright.quant.recipe import Recipe
 from edgewright.quantizer.driver import Quantized, float_stage
 from edgewright.quantizer.report import REPORT
+from edgewright.quantizer.work import Work
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8", "int8": "I8", "int64": "I64"}
@@ -31,52 +32,33 @@ def write_folder(
     folder: Path, checkpoint: Checkpoint, source: Mapping[str, Any], recipe: Recipe, done: Quantized, record: Any
 ) -> None:
     """Write the folder; `source` is the record of the original's files, `record` that of the calibration data."""
-    writer = _Writer(checkpoint, recipe, done)
-    config = dict(checkpoint.config)
-    modules = writer.modules
-    config["quantization_config"] = {
-        "quant_method": METHOD,
-        "version": VERSION,
-        "modules": modules,
-        "floats": writer.floats,
-        "taken": writer.taken,
-        "notes": writer.notes,
-        "untied": writer.untied,
-        "biases": writer.biases,
-        "kv_dtype": None if recipe.kv is None else recipe.kv.dtype,
-        "kv_modules": writer.caches,
-        "recipe": recipe.to_json(),
-        "origin": dict(source),
-        "calibration": record,
-    }
-    write_safetensors(folder / WEIGHTS, writer.tensors(), {"format": "pt"})
-    (folder / CONFIG).write_bytes(canonical_json(config))
-    for name, data in checkpoint.sidecars().items():
-        (folder / name).write_bytes(data)
+    weights = float_stage(checkpoint, recipe, max_context=1).weights
+    # A rotation gives a tied head a weight of its own.
+    untied = "lm_head.weight" in weights.keys() - build_llm(checkpoint, max_context=1).weights.keys()
+    writer = Writer(weights, done.work, untied=untied)
     report = {"recipe": recipe.name, "modules": [report.to_json() for report in done.reports]}
-    (folder / REPORT).write_bytes(canonical_json(report))
+    writer.write(folder, checkpoint.config, checkpoint.sidecars(), source, recipe, record, report)
 
 
-class _Writer:
-    """Collects where every tensor of the folder comes from."""
+class Writer:
+    """Collects where every tensor of a folder comes from; `untied`: the head has a weight of its own already."""
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, done: Quantized) -> None:
-        self._results = [done.work.tensors(index) for index in range(len(done.work.segments))]
-        self._weights = float_stage(checkpoint, recipe, max_context=1).weights
+    def __init__(self, weights: Mapping[str, Weight], work: Work, *, untied: bool = False) -> None:
+        self._results = [work.tensors(index) for index in range(len(work.segments))]
+        self._weights = weights
         self.modules: dict[str, Any] = {}
         self._tensors: dict[str, TensorSpec] = {}
-        self.biases = [name for segment in done.work.segments for name in segment["biases"]]
-        self.caches = [name for segment in done.work.segments for name in segment["caches"]]
+        self.biases = [name for segment in work.segments for name in segment["biases"]]
+        self.caches = [name for segment in work.segments for name in segment["caches"]]
         self.floats: dict[str, Any] = {}
-        self.taken = [m["module"] for segment in done.work.segments for m in segment["modules"] if m["taken"]]
-        self.notes = _notes([module for segment in done.work.segments for module in segment["modules"]])
+        self.taken = [m["module"] for segment in work.segments for m in segment["modules"] if m["taken"]]
+        self.notes = _notes([module for segment in work.segments for module in segment["modules"]])
         floats: dict[str, FloatFormat] = {}
         written: dict[str, str] = {}
         apart: dict[str, tuple[str, FloatFormat]] = {}
         encoded_weights: set[str] = set()
-        # A rotation gives a tied head a weight of its own.
-        self.untied = "lm_head.weight" in self._weights.keys() - build_llm(checkpoint, max_context=1).weights.keys()
-        for tensors, segment in zip(self._results, done.work.segments, strict=True):
+        self.untied = untied
+        for tensors, segment in zip(self._results, work.segments, strict=True):
             for module in segment["modules"]:
                 fmt = format_from_json(module["format"])
                 tied = module["weight"] != f"{module['module']}.weight"
@@ -166,9 +148,37 @@ class _Writer:
 
         self._tensors[name] = TensorSpec(_NAMES[dtype], weight.shape, _Again(chunks))
 
-    def tensors(self) -> dict[str, TensorSpec]:
-        """Return every tensor of the file."""
-        return self._tensors
+    def write(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        sidecars: Mapping[str, bytes],
+        source: Mapping[str, Any],
+        recipe: Recipe,
+        record: Any,
+        report: Mapping[str, Any],
+    ) -> None:
+        """Write the folder: the config with what was done added to it, the tensors, sidecars, and the report."""
+        quantization = {
+            "quant_method": METHOD,
+            "version": VERSION,
+            "modules": self.modules,
+            "floats": self.floats,
+            "taken": self.taken,
+            "notes": self.notes,
+            "untied": self.untied,
+            "biases": self.biases,
+            "kv_dtype": None if recipe.kv is None else recipe.kv.dtype,
+            "kv_modules": self.caches,
+            "recipe": recipe.to_json(),
+            "origin": dict(source),
+            "calibration": record,
+        }
+        write_safetensors(folder / WEIGHTS, self._tensors, {"format": "pt"})
+        (folder / CONFIG).write_bytes(canonical_json({**config, "quantization_config": quantization}))
+        for name, data in sidecars.items():
+            (folder / name).write_bytes(data)
+        (folder / REPORT).write_bytes(canonical_json(report))
 
 
 def _notes(modules: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -109,13 +109,23 @@ class Plan:
         return [target for groups in self.groups for group in groups for target in group.targets]
 
 
-def plan_of(stage: Stage, recipe: Recipe) -> Plan:
-    """Return the plan of a float stage; raises RecipeError where the recipe doesn't fit."""
+def plan_of(
+    stage: Stage,
+    recipe: Recipe,
+    choices: Mapping[str, Choice] | None = None,
+    wanted: Sequence[str] | None = None,
+) -> Plan:
+    """Return the plan of a float stage; raises RecipeError where the recipe doesn't fit.
+
+    `choices` is what the recipe says of every module, where it holds for several stages, which are then checked as one
+    (see `check_smoothing`); `wanted` are the outputs that the last segments give.
+    """
     uses = quantizable(stage)
-    choices = recipe.choices([(use.module, use.kind) for use in uses])
-    segments = cut(stage)
+    alone = choices is None
+    found = recipe.choices([(use.module, use.kind) for use in uses]) if choices is None else choices
+    segments = cut(stage, wanted)
     place = {id(node): segment.index for segment in segments for node in segment.nodes}
-    targets = _targets(uses, choices)
+    targets = _targets(uses, found)
     grouped: list[dict[str, list[tuple[Use, Target]]]] = [{} for _ in segments]
     for use, target in zip(uses, targets, strict=True):
         x = use.node.inputs[0]
@@ -128,7 +138,10 @@ def plan_of(stage: Stage, recipe: Recipe) -> Plan:
     groups = tuple(tuple(_group(key, members, taken) for key, members in values.items()) for values in grouped)
     caches = tuple(tuple(_caches(segment)) for segment in segments)
     plan = Plan(tuple(segments), groups, caches)
-    _check(plan, recipe)
+    if alone:
+        _check_cache(plan, recipe)
+        check_smoothing([plan], recipe)
+    _check_shared(plan, recipe)
     return plan
 
 
@@ -192,21 +205,28 @@ def _group(value: str, members: Sequence[tuple[Use, Target]], taken: set[str]) -
     return Group(value, tuple(target for _, target in members), fold)
 
 
-def _check(plan: Plan, recipe: Recipe) -> None:
-    """Refuse what a recipe asks for and this model has no place for."""
-    if recipe.kv is not None and not any(plan.caches):
-        raise RecipeError(
-            f"{recipe.lines.get('kv', recipe.name)}: the model has no key/value cache to quantize: leave 'kv' out, or "
-            "extend the recipe by one of your own that says 'kv: none'."
-        )
-    every = [group for groups in plan.groups for group in groups]
+def check_smoothing(plans: Sequence[Plan], recipe: Recipe) -> None:
+    """Refuse a recipe that smooths inputs where no stage has any that are rounded."""
+    every = [group for plan in plans for groups in plan.groups for group in groups]
     smoothing = recipe.transforms.smoothing is not None
     if smoothing and not any(target.choice.inputs.format for group in every for target in group.scalable):
         raise RecipeError(
             f"{recipe.lines.get('transforms', recipe.name)}: smoothing moves outliers out of rounded inputs, and this "
             "recipe rounds no input of a quantized linear: ask for activations, or leave smoothing out."
         )
-    for group in every:
+
+
+def _check_cache(plan: Plan, recipe: Recipe) -> None:
+    if recipe.kv is not None and not any(plan.caches):
+        raise RecipeError(
+            f"{recipe.lines.get('kv', recipe.name)}: the model has no key/value cache to quantize: leave 'kv' out, or "
+            "extend the recipe by one of your own that says 'kv: none'."
+        )
+
+
+def _check_shared(plan: Plan, recipe: Recipe) -> None:
+    smoothing = recipe.transforms.smoothing is not None
+    for group in (group for groups in plan.groups for group in groups):
         if not (smoothing and any(target.choice.inputs.format for target in group.scalable)):
             _check_awq(group)
 
@@ -265,7 +285,9 @@ def _fold(node: ir.Node, uses: Sequence[Use]) -> Fold | None:
         return Fold(vectors=tuple(str(name) for name in names))
     if maker.op_type == "GatedActivation":
         return _rows(maker.inputs[1], None)
-    if maker.op_type == "Attention" and maker.inputs[1] is not None:
+    # With a prefix, values come from there as well, and nothing folds.
+    alone = maker.op_type == "MixedAttention" and all(value is None for value in maker.inputs[3:5])
+    if (maker.op_type == "Attention" or alone) and maker.inputs[1] is not None:
         attributes = {name: attribute.value for name, attribute in maker.attributes.items()}
         return _rows(maker.inputs[2], (attributes["heads"], attributes["kv_heads"]))
     return None

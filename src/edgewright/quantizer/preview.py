@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 from edgewright.checkpoint import Checkpoint
 from edgewright.checkpoint.gguf_blocks import BLOCK_FORMATS
 from edgewright.checkpoint.layouts.native import part_bytes
+from edgewright.checkpoint.policy import PolicyCheckpoint
 from edgewright.errors import RecipeError
 from edgewright.formats import FloatFormat, Format, IntFormat
 from edgewright.quant.recipe import Recipe
 from edgewright.quantizer.driver import STAGES, float_stage
 from edgewright.quantizer.plan import Target, plan_of
+from edgewright.quantizer.policy import plan_policy
 from edgewright.quantizer.report import NONE, SHARED, TAKEN
 
 
@@ -52,7 +55,7 @@ class Preview:
         return f"{len(self.rows)} modules, {sizes} ({saved:.0%} less){cache}"
 
 
-def refuse_quantized(checkpoint: Checkpoint) -> None:
+def refuse_quantized(checkpoint: Checkpoint | PolicyCheckpoint) -> None:
     """Raise RecipeError for a checkpoint that is quantized already."""
     if checkpoint.quantization is not None:
         raise RecipeError(
@@ -66,6 +69,23 @@ def preview(checkpoint: Checkpoint, recipe: Recipe) -> Preview:
     refuse_quantized(checkpoint)
     recipe = recipe.for_stage("llm", STAGES)
     targets = plan_of(float_stage(checkpoint, recipe, max_context=1), recipe).targets
+    kv = None if recipe.kv is None else recipe.kv.label
+    return _previewed(resolved(targets), kv)
+
+
+def preview_policy(checkpoint: PolicyCheckpoint, recipe: Recipe) -> dict[str, Preview]:
+    """Resolve a recipe for a policy, stage by stage; raises RecipeError as quantizing would."""
+    refuse_quantized(checkpoint)
+    plans = plan_policy(checkpoint, recipe).plans
+    return {name: _previewed(resolved(plan.targets), None) for name, plan in plans.items()}
+
+
+def _previewed(rows: list[dict[str, Any]], kv: str | None) -> Preview:
+    return Preview(rows, sum(row["bytes"] for row in rows), sum(row["float_bytes"] for row in rows), kv)
+
+
+def resolved(targets: Sequence[Target]) -> list[dict[str, Any]]:
+    """Return a row for every module: what it gets, which bytes that takes, and which line decided."""
     weights: set[str] = set()
     rows: list[dict[str, Any]] = []
     for target in targets:
@@ -92,8 +112,7 @@ def preview(checkpoint: Checkpoint, recipe: Recipe) -> Preview:
             }
         )
         weights.add(target.weight)
-    kv = None if recipe.kv is None else recipe.kv.label
-    return Preview(rows, sum(r["bytes"] for r in rows), sum(r["float_bytes"] for r in rows), kv)
+    return rows
 
 
 def _shared(target: Target, seen: set[str]) -> bool:

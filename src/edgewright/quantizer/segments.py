@@ -29,10 +29,10 @@ class Segment:
     nodes: tuple[ir.Node, ...] = field(repr=False)
 
 
-def cut(stage: Stage) -> list[Segment]:
-    """Return the segments of a semantic stage in order."""
+def cut(stage: Stage, wanted: Sequence[str] | None = None) -> list[Segment]:
+    """Return the segments of a semantic stage in order; `wanted` outputs are given besides, by default the first."""
     nodes = list(stage.graph)
-    place = _places(nodes)
+    place, layers = _places(nodes)
     segments = max(place.values()) + 1
     made = {id(value): place[id(node)] for node in nodes for value in node.outputs}
     learned = _learned(stage, nodes)
@@ -47,13 +47,14 @@ def cut(stage: Stage) -> list[Segment]:
             if made[id(value)] < here:
                 fed[here][value.name] = None
                 gives[made[id(value)]][value.name] = None
-    logits = stage.graph.outputs[0].name
-    assert logits is not None
-    gives[-1][logits] = None
+    for value in stage.graph.outputs if wanted is not None else stage.graph.outputs[:1]:
+        assert value.name is not None
+        if wanted is None or value.name in wanted:
+            gives[made[id(value)]][value.name] = None
     return [
         Segment(
             index,
-            "embedding" if index == 0 else "head" if index == segments - 1 else f"layer {index - 1}",
+            "embedding" if index == 0 else f"layer {index - 1}" if index <= layers else "head",
             tuple(fed[index]),
             tuple(gives[index]),
             tuple(node for node in nodes if place[id(node)] == index),
@@ -62,8 +63,8 @@ def cut(stage: Stage) -> list[Segment]:
     ]
 
 
-def _places(nodes: Sequence[ir.Node]) -> dict[int, int]:
-    """Return the segment of every node: 0 before the layers, then one a layer, then the rest."""
+def _places(nodes: Sequence[ir.Node]) -> tuple[dict[int, int], int]:
+    """Return the segment of every node (0 before the layers, then one a layer, then the rest), and how many layers."""
     layers = [int(m.group(1)) if (m := _LAYER.search(node.name or "")) else None for node in nodes]
     last = max((layer for layer in layers if layer is not None), default=-1)
     place: dict[int, int] = {}
@@ -76,7 +77,7 @@ def _places(nodes: Sequence[ir.Node]) -> dict[int, int]:
             makers = [value.producer() for value in node.inputs if value is not None]
             behind = max((place.get(id(maker), 0) for maker in makers if maker is not None), default=0)
             place[id(node)] = behind if reached <= last else last + 2 if behind > last else behind
-    return place
+    return place, last + 1
 
 
 def _learned(stage: Stage, nodes: Sequence[ir.Node]) -> set[int]:

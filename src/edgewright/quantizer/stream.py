@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE, plan_layout, write
 from edgewright.quantizer.segments import Segment
 from edgewright.verify.graphs import AGAIN, Fed, Graph, run
 
+#: What a stage is run on: a sequence of token ids, or its inputs by name, which may be read when they are asked for.
+Row = Array | Mapping[str, Array]
 #: Folding would hold transposed copies of all weights; without it the transpositions fuse into the products.
 _SETTINGS = EngineSettings("all", config={"optimization.disable_specified_optimizers": "ConstantFolding"})
 
@@ -174,9 +177,13 @@ class FloatModel:
         result: Array = session.run([self.contract.outputs[0].name], taken)[0][0]
         return result
 
-    def feeds(self, segment: Segment, spool: Spool, sample: int, ids: Array) -> dict[str, Array]:
-        """Return what a segment is fed for one sequence of ids: an empty cache, and what earlier segments gave."""
-        return {value: spool.read(value, sample) for value in segment.fed} | self._feeds(ids)
+    def feeds(self, segment: Segment, spool: Spool, sample: int, row: Row) -> Mapping[str, Array]:
+        """Return what a segment is fed for one sample: the stage's inputs, and what earlier segments gave.
+
+        Of a sequence of ids the inputs are made here, with an empty cache.
+        """
+        inputs = row if isinstance(row, Mapping) else self._feeds(row)
+        return ChainMap({value: spool.read(value, sample) for value in segment.fed}, inputs)  # type: ignore[arg-type]
 
     def _feeds(self, ids: Array) -> dict[str, Array]:
         count = len(ids)
@@ -196,13 +203,20 @@ def run_all(
     model: FloatModel,
     segment: Segment,
     spool: Spool,
-    rows: Sequence[Array],
+    rows: Sequence[Row],
     wanted: Sequence[str],
     *,
     first: int = 0,
 ) -> Iterator[tuple[int, Mapping[str, Array]]]:
-    """Yield (sample, values by name) of a segment for every row; the spool knows row i as sample `first` + i."""
-    session = model.session(segment, spool, wanted)
-    for sample, ids in enumerate(rows, first):
-        values = run(session, model.feeds(segment, spool, sample, ids))
-        yield sample, {name.removesuffix(AGAIN): value for name, value in values.items()}
+    """Yield (sample, values by name) of a segment for every row; the spool knows row i as sample `first` + i.
+
+    Of the values wanted, those that are inputs of the stage come as the row has them.
+    """
+    given = {tensor.name for tensor in model.contract.inputs}
+    made = [value for value in wanted if value not in given]
+    session = model.session(segment, spool, made) if made else None
+    for sample, row in enumerate(rows, first):
+        feeds = model.feeds(segment, spool, sample, row)
+        values = {} if session is None else run(session, feeds)
+        found = {name.removesuffix(AGAIN): value for name, value in values.items()}
+        yield sample, found | {name: feeds[name] for name in wanted if name in given}

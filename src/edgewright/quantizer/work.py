@@ -77,9 +77,16 @@ class Work:
         return self.folder / f"segment-{index:04d}.safetensors"
 
     def finish(
-        self, outcome: Outcome, caches: Mapping[str, tuple[Array, Array]], done_with: Sequence[str] = ()
+        self,
+        outcome: Outcome,
+        caches: Mapping[str, tuple[Array, Array]],
+        done_with: Sequence[str] = (),
+        ranges: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep the results of the next segment; the values `done_with` are read by no later one."""
+        """Keep the results of the next segment; the values `done_with` are read by no later one.
+
+        `ranges` are those of the modules' inputs, by step of a loop.
+        """
         tensors: dict[str, Array] = {f"changed/{name}": values for name, values in outcome.changed.items()}
         modules = []
         for done in outcome.modules:
@@ -108,6 +115,7 @@ class Work:
         for name, (key, value) in caches.items():
             tensors |= {f"cache/{name}/key": key, f"cache/{name}/value": value}
         record = {"modules": modules, "biases": outcome.biases, "caches": list(caches)}
+        record |= {} if ranges is None else {"ranges": dict(ranges)}
         write_safetensors(self._file(len(self.segments)), {name: array_spec(array) for name, array in tensors.items()})
         self.segments.append(record)
         unread = self.spool.forget(done_with)

@@ -81,12 +81,12 @@ class EmbeddingTable:
         return values.reshape(*ids.shape, self.hidden)
 
 
-def embedding_of(folder: Path, manifest: Manifest) -> EmbeddingTable | None:
-    """Return the table beside a bundle's `llm` stage, None where it is in the graph.
+def embedding_of(folder: Path, manifest: Manifest, stage: str = "llm") -> EmbeddingTable | None:
+    """Return the table beside a bundle's stage, None where it is in the graph.
 
     Raises BundleError when it is missing, damaged, or not of the engine's sizes.
     """
-    contract = manifest.stages["llm"].contract
+    contract = manifest.stages[stage].contract
     record, width = manifest.model.get("embedding"), embedding_width(contract)
     if record is None and width is None:
         return None
@@ -96,7 +96,12 @@ def embedding_of(folder: Path, manifest: Manifest) -> EmbeddingTable | None:
     if name not in manifest.files:
         raise BundleError(f"The bundle's embedding table ({SIDECAR}) is missing: copy the bundle again.")
     table = EmbeddingTable(inside(folder, name), record)
-    columns = contract.outputs[0].shape[-1]
+    if stage != "llm" and table.hidden != width:
+        raise BundleError(
+            f"The bundle's {SIDECAR} has rows of {table.hidden} where the {stage} stage takes rows of {width}: deploy "
+            "again."
+        )
+    columns = contract.outputs[0].shape[-1] if stage == "llm" else 0
     if table.hidden != width or (isinstance(columns, int) and table.vocab < columns):
         raise BundleError(
             f"The bundle's {SIDECAR} has {table.vocab} rows of {table.hidden} where the engine takes rows of {width} "

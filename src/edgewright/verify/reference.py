@@ -28,7 +28,7 @@ from edgewright.verify.shipped import Leaf, ShippedWeight, Tensors
 _DECODERS = frozenset({DEQUANTIZE.name, DECODE.name})
 #: Optimizers left out: constants that are folded would hold transposed copies of all weights (without it, the
 #: transpositions fuse into the products); propagation ends the process where a loop reads rounded values.
-_LEFT_OUT = "ConstantFolding;QDQPropagationTransformer"
+LEFT_OUT = "ConstantFolding;QDQPropagationTransformer"
 _QUANTIZED = _DECODERS | {QUANT_LINEAR.name, QUANT_EMBEDDING.name, DECODE_ROWS.name}
 
 
@@ -38,7 +38,7 @@ class Reference:
     def __init__(self, stage: Stage, folder: Path, advance: Advance) -> None:
         self.semantic, self.contract = Semantic(stage), stage.contract
         write_stage(portable.lower(stage, emulate=True), folder, progress=advance)
-        self.settings = EngineSettings("all", config={"optimization.disable_specified_optimizers": _LEFT_OUT})
+        self.settings = EngineSettings("all", config={"optimization.disable_specified_optimizers": LEFT_OUT})
         self.path = folder / MODEL_FILE
 
     def engine(self, threads: int | None) -> Engine:

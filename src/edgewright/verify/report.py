@@ -169,8 +169,16 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every level passed."""
+        """Whether every level passed, as far as it could be checked here."""
         return not any(level.faults for level in self.levels.values())
+
+    @property
+    def status(self) -> str:
+        """The verdict: failed, passed, or partly checked."""
+        if not self.passed:
+            return "failed"
+        unchecked = any(getattr(level, "unchecked", ()) for level in self.levels.values())
+        return "partly checked" if unchecked else "passed"
 
     def reason(self) -> str:
         """Return in one sentence why it failed; empty when it passed."""
@@ -188,7 +196,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-compatible values: `status`, `levels` and, after a failure, `localisation`."""
         data: dict[str, Any] = {
-            "status": "passed" if self.passed else "failed",
+            "status": self.status,
             "levels": {name: level.to_json() for name, level in self.levels.items()},
         }
         if self.against:

@@ -1,0 +1,32 @@
+"""What a server needs of a policy; the runtime's `Policy`, a remote one and a test's stand-in all fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Inferred(Protocol):
+    """An action chunk."""
+
+    @property
+    def actions(self) -> NDArray[np.float32]:
+        """Actions float32 `[horizon, dim]`, in the robot's units."""
+
+    @property
+    def timings(self) -> Mapping[str, Any]:
+        """Milliseconds by name: numbers, or lists of numbers."""
+
+
+class Infers(Protocol):
+    """A policy. A server calls it from one thread, one observation at a time."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What a client is told when it connects: plain values and arrays."""
+
+    def infer(self, observation: Mapping[str, Any], /) -> Inferred:
+        """Return the chunk of one observation; raises ObservationError for one that doesn't fit."""

@@ -1,0 +1,113 @@
+"""A bundle's policy for a server: what clients are told, the observation to warm up with, what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from serve_cases import Chunk
+
+from edgewright.bundle import Manifest, write_manifest
+from edgewright.errors import BundleError, HostError
+from edgewright.runtime.policy.spec import PolicySpec
+from edgewright.serve.bundles import ServedBundle
+from edgewright.serve.wire import decode, decode_observation, encode
+
+POLICY = "edgewright.runtime.policy.policy"
+SPEC = PolicySpec(
+    kind="pi05",
+    convention="openpi",
+    cameras=("base_0_rgb", "left_wrist_0_rgb"),
+    required_cameras=("base_0_rgb",),
+    image_size=(28, 42),
+    image_tokens=6,
+    resize="pil-center",
+    state_dim=7,
+    action_dim=5,
+    model_state_dim=32,
+    model_action_dim=32,
+    horizon=10,
+    steps=3,
+    schedule="float32-sum",
+    prompt="text",
+    max_tokens=48,
+    tokenizer="tokenizer.model",
+    state_norm="quantile",
+    action_norm="quantile",
+    steps_to_run=8,
+).to_json()
+
+
+def bundle(folder: Path, **model: Any) -> Path:
+    """A bundle that is nothing but a manifest."""
+    manifest = Manifest(model=model, source={}, recipe={}, stages={}, versions={}, verdict={"status": "not run"})
+    folder.mkdir(exist_ok=True)
+    write_manifest(folder, manifest)
+    return folder
+
+
+class Recorder:
+    """Stands for the runtime's Policy: remembers how it was loaded and what it was asked."""
+
+    loaded: tuple[Any, Any]
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    @classmethod
+    def load(cls, path: Any, threads: int | None = None) -> Recorder:
+        cls.loaded = (path, threads)
+        return cls()
+
+    def infer(self, observation: Any, noise: Any = None, steps: Any = None, committed: Any = None) -> Chunk:
+        self.asked.append(observation)
+        return Chunk(np.full((10, 5), observation["state"].sum() + 1, np.float32))
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, POLICY, SimpleNamespace(Policy=Recorder))  # type: ignore[arg-type]
+
+
+def test_the_policy_is_loaded_and_asked(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b", policy=SPEC)
+    served = ServedBundle(path, threads=3)
+    assert Recorder.loaded == (path, 3)
+    assert served.infer({"state": np.arange(7.0)}).actions[9, 4] == 22
+
+
+def test_clients_are_told_what_to_send(tmp_path: Path) -> None:
+    told = decode(encode(dict(ServedBundle(bundle(tmp_path, policy=SPEC)).metadata)))
+    names = ("kind", "convention", "cameras", "required_cameras", "state_dim", "action_dim", "horizon", "steps_to_run")
+    assert told == {name: SPEC[name] for name in names}
+
+
+def test_the_warm_up_observation_fits(tmp_path: Path) -> None:
+    example = ServedBundle(bundle(tmp_path, policy=SPEC)).example()
+    decode_observation(encode(example))
+    assert list(example["images"]) == SPEC["cameras"]
+    assert all(image.shape == (28, 42, 3) and image.dtype == np.uint8 for image in example["images"].values())
+    assert example["state"].shape == (7,)
+    assert example["prompt"]
+    without = ServedBundle(bundle(tmp_path, policy={**SPEC, "state_dim": 0})).example()
+    assert "state" not in without
+
+
+def test_a_bundle_without_a_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="holds no robot policy"):
+        ServedBundle(bundle(tmp_path, family="llama"))
+
+
+def test_a_damaged_description_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="horizon"):
+        ServedBundle(bundle(tmp_path, policy={**SPEC, "horizon": "ten"}))
+
+
+def test_without_the_runtime_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, POLICY, None)  # type: ignore[arg-type]
+    with pytest.raises(HostError, match="no runtime for robot policies"):
+        ServedBundle(bundle(tmp_path, policy=SPEC))
