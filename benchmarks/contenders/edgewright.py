@@ -17,6 +17,8 @@ WEIGHT_FILES = ("weights.bin", "engine.bin")
 def _format(module: dict[str, Any]) -> str:
     """Name the format of one entry of the manifest's recipe."""
     if "bits" not in module:
+        if "element" in module:
+            return f"{module['element']} {module['scope']}"
         return str(module.get("format") or module.get("dtype"))
     name = f"int{module['bits']} group {module['group']}" + (" zero point" if module.get("zero_point") else "")
     return name + (" int8 inputs" if module.get("int8_activations") else "")

@@ -126,6 +126,17 @@ def _flush(folder: Path) -> None:
                 os.close(descriptor)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a page and the folders above it; raises OutputError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"The page {path} can't be written ({error.strerror or error}): choose another place."
+        ) from None
+
+
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
     """Copy the named files of a folder into `target`, as hard links where the disk allows it.
 

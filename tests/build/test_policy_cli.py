@@ -103,6 +103,10 @@ def test_what_inspect_shows(tmp_path: Path, capsys: Capture) -> None:
         (["pi05", "--delta-actions", "1,2"], 2, "not a mask"),
         (["pi05", "--cameras", "a,,b"], 2, "empty name"),
         (["pi05", "--size", "text.heads=many"], 2, "NAME=NUMBER"),
+        (["pi05", "--size", "text.heads=8", "--size", "text.heads=9"], 2, "text.heads is given twice"),
+        (["pi05", "--size", "text.epsilon=1"], 3, "can't be given for pi05"),
+        (["pi05", "--no-verify", "--memory", "4"], 2, "--memory is for the verification"),
+        (["pi05", "--max-prompt", "9"], 3, "option max_tokens (--max-prompt) is 9"),
         (["pi05", "--no-discrete-state"], 3, "discrete_state"),
         (["pi05", "--recipe", "int4-gptq"], 3, "observations"),
         (["pi05_libero", "--no-discrete-state"], 3, "tokenizer"),
@@ -121,12 +125,18 @@ def test_what_is_refused(words: list[str], code: int, message: str, tmp_path: Pa
     ("text", "message"),
     [
         ("speed: [1]\n", "limits.yaml has speed where limits are minimum, maximum"),
-        ("[1, 2]\n", "limits.yaml has no keys"),
+        ("[1, 2]\n", "limits.yaml is no list of `name: value` lines, as limits are"),
+        ("", "limits.yaml has no keys"),
+        ("fallback: stop\nrate: [1, 1, 1, 1, 1, 1, 1]\nfallback: hold\n", "limits.yaml has 'fallback' twice: keep one"),
+        (
+            "minimum: [0, 0, 2, 0, 0, 0, 0]\nmaximum: [1, 1, 1, 1, 1, 1, 1]\n",
+            "below policy.limits.maximum (it isn't at 2)",
+        ),
         ("rate: [0]\n", "rate[0] must be a number above 0"),
         ("maximum: [1, 2]\n", "one number for each of the 7"),
-        ("a: [\n", "can't be read as YAML"),
+        ("a: [\n", "limits.yaml is not valid YAML"),
     ],
-    ids=["unknown", "list", "zero", "too few", "broken"],
+    ids=["unknown", "list", "empty", "twice", "no room", "zero", "too few", "broken"],
 )
 def test_wrong_limits(text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "limits.yaml").write_text(text)

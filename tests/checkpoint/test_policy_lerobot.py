@@ -322,8 +322,8 @@ def test_keys_without_effect_change_nothing(pi05: Path) -> None:
 
 def test_options_that_contradict(pi05: Path) -> None:
     refused(pi05, "always has the state", given=PolicyOptions(discrete_state=False))
-    refused(pi05, "option horizon is 50", "12", given=PolicyOptions(horizon=50))
-    refused(pi05, "option max_tokens", given=PolicyOptions(max_tokens=200))
+    refused(pi05, "option horizon (--horizon) is 50", "12", given=PolicyOptions(horizon=50))
+    refused(pi05, "option max_tokens (--max-prompt)", given=PolicyOptions(max_tokens=200))
     refused(pi05, "option state_dim", given=PolicyOptions(state_dim=7))
     refused(pi05, "option action_dim", given=PolicyOptions(action_dim=8))
     refused(pi05, "policy's steps", given=PolicyOptions(steps=0))

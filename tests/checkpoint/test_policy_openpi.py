@@ -37,7 +37,7 @@ def test_whether_the_state_is_in_the_prompt_is_asked_for(tmp_path: Path) -> None
     assert open_policy(folder, PolicyOptions(discrete_state=False)).spec.prompt == "text-newline"
     put(folder, CONFIG, "discrete_state_input", value=True)
     assert open_policy(folder).spec.prompt == "state"
-    refused(folder, PolicyOptions(discrete_state=False), "option discrete_state is False", "True")
+    refused(folder, PolicyOptions(discrete_state=False), "(--discrete-state or --no-discrete-state) is False", "True")
     put(folder, CONFIG, "discrete_state_input", value="yes")
     refused(folder, PolicyOptions(), "true or false")
 
@@ -50,7 +50,7 @@ def test_pi0_has_the_state_as_numbers(tmp_path: Path) -> None:
 
 def test_the_horizon_is_read_or_asked_for(tmp_path: Path) -> None:
     folder = copy("pi0", tmp_path)
-    refused(folder, options("pi0", horizon=10), "option horizon is 10", "says 9")
+    refused(folder, options("pi0", horizon=10), "option horizon (--horizon) is 10", "says 9")
     edit(folder, CONFIG, lambda config: config.pop("action_horizon"))
     refused(folder, options("pi0"), "option horizon", "action_horizon")
     spec = open_policy(folder, options("pi0", horizon=17)).spec
@@ -75,7 +75,7 @@ def test_keys_of_the_config(tmp_path: Path) -> None:
     put(folder, CONFIG, "pi05", value=False)
     put(folder, CONFIG, "max_token_len", value=33)
     assert open_policy(folder, options("pi0", max_tokens=None)).spec.max_tokens == 33
-    refused(folder, options("pi0"), "option max_tokens is 32", "33")
+    refused(folder, options("pi0"), "option max_tokens (--max-prompt) is 32", "33")
     put(folder, CONFIG, "pi05", value=True)
     refused(folder, options("pi0", max_tokens=None), "pi05 = True", "those of pi0")
     put(folder, CONFIG, "pi05", value=False)
@@ -98,7 +98,7 @@ def test_options_without_an_answer_in_the_folder() -> None:
     refused(folder, options("pi0", steps=0), "policy's steps", "at least 1")
     refused(folder, options("pi0", cameras=()), "1 to 3")
     refused(folder, options("pi0", cameras=("a", "b", "c", "d")), "4 names")
-    refused(folder, options("pi0", cameras=("a", "a")), "each once")
+    refused(folder, options("pi0", cameras=("a", "a")), "names 'a' twice", "--cameras")
     refused(folder, options("pi0", required_cameras=("x",)), "'x'", "base_0_rgb")
 
 
@@ -126,9 +126,9 @@ def test_statistics_are_those_of_the_robots_numbers(tmp_path: Path) -> None:
         np.testing.assert_array_equal(policy.statistics.state[key], np.array(stored["state"][key])[:14])
         np.testing.assert_array_equal(policy.statistics.actions[key], np.array(stored["actions"][key]))
     assert open_policy(folder, options("pi0", state_dim=None)).spec.state_dim == 16
-    refused(folder, options("pi0", state_dim=17), "state_dim is 17", "16 numbers")
-    refused(folder, options("pi0", action_dim=15), "action_dim is 15", "14 numbers")
-    refused(folder, options("pi0", state_dim=0), "state_dim is 0")
+    refused(folder, options("pi0", state_dim=17), "(--state-dim) is 17", "16 numbers")
+    refused(folder, options("pi0", action_dim=15), "(--action-dim) is 15", "14 numbers")
+    refused(folder, options("pi0", state_dim=0), "(--state-dim) is 0")
     assert open_policy(folder, options("pi0", action_dim=7)).spec.action_dim == 7
 
 

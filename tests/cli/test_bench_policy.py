@@ -41,6 +41,13 @@ def test_json(cli: Cli, policy_bundle: Path, tmp_path: Path) -> None:
     assert stored["plan"] == data["plan"]
 
 
+def test_notes_of_the_chunks_are_told_once(cli: Cli, policy_bundle: Path) -> None:
+    result = cli("bench", policy_bundle, "--repeats", 3, "--cameras", 1, "--prompt", "", "--json", "-")
+    told = "the prompt is empty: the policy isn't told what to do"
+    assert json.loads(result.out)["notes"] == [told]
+    assert result.err.count(f"note: {told}\n") == 1
+
+
 def test_what_can_not_be_measured(cli: Cli, policy_bundle: Path) -> None:
     result = cli("bench", policy_bundle, "--cameras", 4)
     assert result.code == 2

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgewright.bundle import Manifest, write_manifest
+from edgewright.bundle import Manifest, read_manifest, write_manifest
 from edgewright.runtime.policy.spec import PolicySpec
 from edgewright.serve import PolicyClient, RemoteError
 
@@ -27,13 +28,20 @@ TOKEN = "correct-horse-battery-staple"
 #: The command with a runtime whose policy doubles the state; every call adds a little.
 PROGRAM = """
 import sys, time, types
+from pathlib import Path
 import numpy as np
+from edgewright.bundle import read_manifest
 from edgewright.cli import main
+from edgewright.runtime.policy.policy import metadata_of, policy_spec
+from edgewright.serve import bundles
 class Policy:
     @classmethod
     def load(cls, bundle, threads=None):
         print("loaded", bundle, threads, flush=True)
-        return cls()
+        found = cls()
+        found.spec = policy_spec(read_manifest(Path(bundle)))
+        found.metadata = metadata_of(found.spec, takes_committed=True)
+        return found
     calls = 0
     def infer(self, observation):
         Policy.calls += 1
@@ -45,7 +53,7 @@ class Policy:
         actions = np.full((2, 3), 2 * observation["state"].sum() + Policy.calls / 64, np.float32)
         return types.SimpleNamespace(actions=actions, timings={"total": 1.0})
 __file__ = "/srv/secret.py"
-sys.modules["edgewright.runtime.policy.policy"] = types.SimpleNamespace(Policy=Policy)
+bundles.Policy = Policy
 sys.exit(main(["serve", *sys.argv[1:]]))
 """
 
@@ -142,6 +150,13 @@ def test_it_serves_until_a_signal(policy_bundle: Path, number: signal.Signals, t
     assert events[-3:] == ["stopping", "disconnected", "stopped"]
     assert "secret" in err
     assert TOKEN not in err
+
+
+def test_a_failed_verdict_is_told(policy_bundle: Path) -> None:
+    write_manifest(policy_bundle, replace(read_manifest(policy_bundle), verdict={"status": "failed"}))
+    with serving(policy_bundle, "--port", 0, "--quiet") as running:
+        assert running.lines[0]["event"] == "warning"
+        assert "this bundle failed its verification" in running.lines[0]["message"]
 
 
 def test_a_request_under_way_is_answered_before_the_end(policy_bundle: Path) -> None:

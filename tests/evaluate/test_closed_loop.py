@@ -160,7 +160,7 @@ def test_a_guard_that_stops_ends_the_episode(task: Task) -> None:
     policy = found.policies[0]
     assert policy["stopped"] == 4
     assert policy["success"]["successes"] == 0
-    assert policy["guard"] == {"deadline": 4}
+    assert policy["guard"] == {"deadline": 12}  # of the first inference too, in front of its chunk and with it
     assert [one["steps"] for one in policy["episodes"]] == [9] * 4  # the second inference, asked for at 5, is late at 8
     assert any("its guard stopped the robot in 4 episodes" in note for note in found.notes)
 
@@ -184,6 +184,20 @@ def test_refused_inferences_are_counted_and_the_robot_goes_on(task: Task, capsys
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3  # of many
     assert "too dark" in lines[0]
+
+
+class Mutters(Looks):
+    def infer(self, observation: Mapping[str, Any], /) -> Chunk:
+        chunk: Any = super().infer(observation)
+        chunk.notes = ("it is dark", f"it is {'late' if self.calls % 2 else 'early'}")
+        return chunk
+
+
+def test_what_a_policy_notes_is_told_once(task: Task) -> None:
+    found = run(task, Mutters(), Looks(), seed=1)
+    assert sorted(found.policies[0]["notes"]) == ["it is dark", "it is early", "it is late"]
+    assert found.policies[1]["notes"] == []
+    assert sum("it is dark" in note for note in found.notes) == 1
 
 
 class Never(Looks):
@@ -239,9 +253,10 @@ def test_cameras_of_other_names(task: Task) -> None:
     assert found.policies[0]["success"]["rate"] == 1.0
     assert named.cameras == {"observation.images.top"}
     assert found.notes[0] == "Looks: no image for the cameras extra, which are masked"
-    base = Looks(cameras=["base"], required_cameras=["base"])
-    assert run(task, base, cameras={"base": "top"}).policies[0]["cameras"] == {"base": "top"}
-    assert base.cameras == {"base"}
+    for own, given in (("base", {"base": "top"}), ("observation.images.base", {"base": "observation.images.top"})):
+        base = Looks(cameras=[own], required_cameras=[own])
+        assert run(task, base, cameras=given).policies[0]["cameras"] == {own: "top"}
+        assert base.cameras == {own}
 
 
 def test_wrong_questions(task: Task) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,9 @@ import pytest
 from dataset_files import Written, write_dataset
 from predictor_cases import DIMS, HORIZON, Replay
 
-from edgewright.bundle import Manifest, write_manifest
+from edgewright.bundle import Manifest, read_manifest, write_manifest
 from edgewright.cli import main
+from edgewright.runtime.policy.policy import policy_spec
 from edgewright.runtime.policy.spec import PolicySpec
 
 SPEC = PolicySpec(
@@ -42,12 +42,12 @@ SPEC = PolicySpec(
 )
 
 
-def bundle(folder: Path, spec: PolicySpec | None = SPEC) -> Path:
+def bundle(folder: Path, spec: PolicySpec | None = SPEC, status: str = "not run") -> Path:
     """A bundle that is nothing but a manifest."""
     model = {} if spec is None else {"policy": spec.to_json()}
     folder.mkdir(parents=True)
     empty: dict[str, Any] = {"source": {}, "recipe": {}, "stages": {}, "versions": {}}
-    write_manifest(folder, Manifest(model=model, verdict={"status": "not run"}, **empty))
+    write_manifest(folder, Manifest(model=model, verdict={"status": status}, **empty))
     return folder
 
 
@@ -62,20 +62,22 @@ def loaded(written: Written, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     calls: list[tuple[str, int | None]] = []
 
     class Policy:
-        def __init__(self, error: float) -> None:
+        def __init__(self, error: float, spec: PolicySpec) -> None:
             self.replay = Replay(written, lambda *_: np.full((HORIZON, DIMS), error))
+            self.spec = spec
 
         @classmethod
         def load(cls, folder: str, threads: int | None = None) -> Policy:
             calls.append((Path(folder).name, threads))
-            return cls(float(Path(folder).name.removeprefix("off-")))
+            return cls(float(Path(folder).name.removeprefix("off-")), policy_spec(read_manifest(Path(folder))))
 
         def infer(self, observation: Any, noise: Any = None) -> Any:
             assert noise.shape == (HORIZON, 32)
-            return SimpleNamespace(actions=self.replay(observation, noise))
+            missing = set(self.spec.cameras) - set(observation["images"])
+            assert observation.get("image_mask", {}) == dict.fromkeys(missing, False)
+            return SimpleNamespace(actions=self.replay(observation, noise), notes=("it is dark", "it is cold"))
 
-    module: Any = SimpleNamespace(Policy=Policy)
-    monkeypatch.setitem(sys.modules, "edgewright.runtime.policy.policy", module)
+    monkeypatch.setattr("edgewright.evaluate.predictors.Policy", Policy)
     return calls
 
 
@@ -94,6 +96,7 @@ def test_one_policy(written: Written, loaded: list[Any], tmp_path: Path, capsys:
     assert "pushes (v3.0): 23 frames of 2 episodes, seed 4" in out
     assert "verdict   not checked" in out
     assert "note: off-0.25: no image for the cameras observation.images.side, which are masked" in err
+    assert err.count("note: off-0.25: it is dark\nnote: off-0.25: it is cold\n") == 1
     code, out, _ = call(capsys, policy, "--dataset", written.folder, "--every", 3, "--episodes", "1", "--json")
     data = json.loads(out)
     assert data["frames"] == {"count": 5, "episodes": [1], "seed": 0, "every": 3}
@@ -155,6 +158,12 @@ def test_cameras_state_and_gripper_are_options(
     assert "say which is meant with --camera base=NAME" in err
     code, out, _ = call(capsys, *common, "--camera", "base=observation.images.wrist", "--gripper", "1,4")
     assert code == 0
+    for name in ("base=wrist", "observation.images.base=wrist"):
+        code, short, _ = call(capsys, *common, "--camera", name, "--gripper", "1,4")
+        assert (code, short) == (0, out)
+    code, _, err = call(capsys, *common, "--camera", "base=wrist", "--camera", "observation.images.base=top")
+    assert code == 2
+    assert "The camera 'base' is given twice" in err
     data = json.loads(out)
     assert data["policies"][0]["cameras"] == {"base": "observation.images.wrist"}
     assert data["dataset"]["grippers"] == [1, 4]
@@ -193,6 +202,17 @@ def test_wrong_options(
     found, out, err = call(capsys, bundle(tmp_path / "off-0"), "--dataset", written.folder, *arguments)
     assert (found, out) == (code, "")
     assert message in err
+
+
+def test_a_failed_verdict_is_told(
+    written: Written, loaded: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles = [bundle(tmp_path / "off-1"), bundle(tmp_path / "off-2", status="failed")]
+    code, _, err = call(capsys, *bundles, "--dataset", written.folder, "--frames", 2)
+    assert code == 0
+    assert [line for line in err.splitlines() if "verification" in line] == [
+        "warning: off-2 failed its verification; see reports/verify.json in it"
+    ]
 
 
 def test_wrong_bundles(written: Written, loaded: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

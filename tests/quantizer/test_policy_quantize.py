@@ -15,10 +15,11 @@ from edgewright.errors import CalibrationDataError, CheckpointError, ConfigError
 from edgewright.files import cache_home
 from edgewright.quant.recipe import Data
 from edgewright.quant.recipe_file import load_recipe
+from edgewright.quantizer import policy
 from edgewright.quantizer.policy_observations import load_policy_observations
 from edgewright.quantizer.preview import preview_policy
 from edgewright.runtime.policy.spec import Limits
-from policy_goldens import policy_checkpoint, policy_scenarios, stepwise
+from policy_goldens import POLICY_GOLDENS, policy_checkpoint, policy_scenarios, stepwise
 from quantizer_cases import StopError, Watch, digest
 from quantizer_policy_cases import (
     StoredStages,
@@ -216,7 +217,7 @@ def test_a_quantized_policy_says_everything_itself(tmp_path: Path) -> None:
     limits = Limits(deadline_ms=50.0)
     limited = open_policy(tmp_path / "made", PolicyOptions(limits=limits))
     assert limited.spec == dataclasses.replace(checkpoint.spec, limits=limits)
-    with pytest.raises(ConfigError, match="the options discrete_state, horizon have no meaning"):
+    with pytest.raises(ConfigError, match=r"option discrete_state .*, the option horizon \(--horizon\)"):
         open_policy(tmp_path / "made", PolicyOptions(horizon=4, discrete_state=True))
 
 
@@ -266,3 +267,19 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
     source = POLICY_GOLDENS / "pi05" / "checkpoint"
     with pytest.raises(UsageError, match="in the layout modelopt: leave --layout out"):
         quantize_checkpoint(source, tmp_path / "made", recipe=recipe_named(INT8), layout="modelopt")
+
+
+def test_work_on_other_sizes_is_not_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of heads is in no shape, and so in no file."""
+    found = []
+
+    def work(parts: Any) -> None:
+        found.append(json.dumps(parts, sort_keys=True))
+        raise StopError
+
+    monkeypatch.setattr(policy, "Work", work)
+    for sizes in ({}, {"vision.heads": 8}, {"vision.heads": 16}):
+        given = open_policy(POLICY_GOLDENS / "pi0/checkpoint", PolicyOptions(sizes=sizes, state_dim=14))
+        with pytest.raises(StopError):
+            run(given, "policy-int8", None)
+    assert found[0] == found[2] != found[1]

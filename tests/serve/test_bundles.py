@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from serve_cases import Chunk
 
-from edgewright.bundle import Manifest, write_manifest
-from edgewright.errors import BundleError, HostError
-from edgewright.runtime.policy.spec import PolicySpec
+from edgewright.bundle import Manifest, read_manifest, write_manifest
+from edgewright.errors import BundleError, GenerationError
+from edgewright.runtime.policy.control import Control
+from edgewright.runtime.policy.policy import metadata_of, policy_spec
+from edgewright.runtime.policy.spec import Limits, PolicySpec
+from edgewright.serve import PolicyClient, serving
 from edgewright.serve.bundles import ServedBundle
-from edgewright.serve.wire import decode, decode_observation, encode
+from edgewright.serve.wire import decode_observation, encode
 
-POLICY = "edgewright.runtime.policy.policy"
 SPEC = PolicySpec(
     kind="pi05",
     convention="openpi",
@@ -39,6 +39,7 @@ SPEC = PolicySpec(
     state_norm="quantile",
     action_norm="quantile",
     steps_to_run=8,
+    limits=Limits(maximum=(0.5,) * 5, fallback="stop"),
 ).to_json()
 
 
@@ -55,13 +56,15 @@ class Recorder:
 
     loaded: tuple[Any, Any]
 
-    def __init__(self) -> None:
+    def __init__(self, spec: PolicySpec) -> None:
         self.asked: list[Any] = []
+        self.spec = spec
+        self.metadata = metadata_of(spec, takes_committed=True)
 
     @classmethod
     def load(cls, path: Any, threads: int | None = None) -> Recorder:
         cls.loaded = (path, threads)
-        return cls()
+        return cls(policy_spec(read_manifest(path)))
 
     def infer(self, observation: Any, noise: Any = None, steps: Any = None, committed: Any = None) -> Chunk:
         self.asked.append(observation)
@@ -70,7 +73,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, POLICY, SimpleNamespace(Policy=Recorder))  # type: ignore[arg-type]
+    monkeypatch.setattr("edgewright.serve.bundles.Policy", Recorder)
 
 
 def test_the_policy_is_loaded_and_asked(tmp_path: Path) -> None:
@@ -81,9 +84,16 @@ def test_the_policy_is_loaded_and_asked(tmp_path: Path) -> None:
 
 
 def test_clients_are_told_what_to_send(tmp_path: Path) -> None:
-    told = decode(encode(dict(ServedBundle(bundle(tmp_path, policy=SPEC)).metadata)))
+    with serving(ServedBundle(bundle(tmp_path, policy=SPEC))) as server, PolicyClient(port=server.port) as client:
+        told = client.metadata
     names = ("kind", "convention", "cameras", "required_cameras", "state_dim", "action_dim", "horizon", "steps_to_run")
-    assert told == {name: SPEC[name] for name in names}
+    # The protocol has no committed actions, whatever the policy takes.
+    assert told == {name: SPEC[name] for name in (*names, "steps", "limits")} | {"takes_committed": False}
+    assert told["limits"] == Limits(maximum=(0.5,) * 5, fallback="stop").to_json()
+    control = Control.of(told, 10.0)
+    assert (control.guard.limits.fallback, control.buffer.chunking.horizon) == ("stop", 10)
+    with pytest.raises(GenerationError, match="takes no committed actions here"):
+        Control.of(told, 10.0, mode="committed")
 
 
 def test_the_warm_up_observation_fits(tmp_path: Path) -> None:
@@ -105,9 +115,3 @@ def test_a_bundle_without_a_policy_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_description_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="horizon"):
         ServedBundle(bundle(tmp_path, policy={**SPEC, "horizon": "ten"}))
-
-
-def test_without_the_runtime_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, POLICY, None)  # type: ignore[arg-type]
-    with pytest.raises(HostError, match="no runtime for robot policies"):
-        ServedBundle(bundle(tmp_path, policy=SPEC))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from serve_cases import PATIENCE_S, Arithmetic, Gate, actions_of, observation, s
 from websockets.sync.server import ServerConnection, serve
 
 from edgewright.errors import UsageError
-from edgewright.serve import Limits, MessageError, PolicyClient, ServeError, serving
+from edgewright.serve import Limits, MessageError, PolicyClient, ServeError, Settings, serving
 from edgewright.serve.wire import encode
 
 
@@ -136,6 +138,62 @@ def test_a_late_answer_is_never_taken_for_the_next_one() -> None:
         gate.go.release()
         assert client.infer({"state": np.array([2.0])}).actions[0, 0] == 2
         until(lambda: gate.seen == [1, 2])
+
+
+@pytest.fixture
+def interrupting() -> Iterator[Callable[[], None]]:
+    """What makes this thread be interrupted a little later, as Ctrl-C does it."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.1)  # type: ignore[func-returns-value]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupted_answer_is_never_taken_for_the_next_one(interrupting: Callable[[], None]) -> None:
+    gate = Gate()
+    with serving(gate, settings()) as server, PolicyClient(port=server.port) as client:
+        for _ in range(4):
+            gate.go.release()
+        assert client.infer({"state": np.array([1.0])}).actions[0, 0] == 1
+        for _ in range(3):
+            gate.go.acquire()
+        interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            client.infer({"state": np.array([2.0])})
+        gate.go.release(3)
+        for value in (3.0, 4.0):
+            assert client.infer({"state": np.array([value])}).actions[0, 0] == value
+
+
+def test_an_interrupted_greeting_is_never_taken_for_an_answer(interrupting: Callable[[], None]) -> None:
+    answer = encode({"actions": np.ones((2, 2))})
+    waits, left = threading.Event(), []
+
+    def talk(connection: ServerConnection) -> None:
+        left.append(1)
+        if len(left) == 2:
+            waits.wait(PATIENCE_S)  # the client is interrupted before the greeting
+            return
+        answering(answer)(connection)
+
+    with other_server(talk) as port, PolicyClient(port=port) as client:
+        client.infer({})
+        client.close()
+        interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            client.infer({})
+        waits.set()
+        assert client._socket is None
+        assert client.infer({}).actions.tolist() == [[1, 1], [1, 1]]
+
+
+def test_the_client_waits_longer_than_a_server_lets_a_policy_take() -> None:
+    most_s = inspect.signature(PolicyClient).parameters["timeout_s"].default
+    assert 1000 * most_s > Settings().deadline_ms + 5000
 
 
 def test_a_server_that_starts_again_is_found_again() -> None:

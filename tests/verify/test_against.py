@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of the same golden whose last layer sees one position too many."""
-    from edgewright.build import pipeline
+    from edgewright.build import llm
     from edgewright.graph import Stage
 
     def built(*args: Any, **kwargs: Any) -> Stage:
@@ -43,10 +43,10 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         node.attributes["window"] = dataclasses_window(node.attributes["window"].value + 1)
         return stage
 
-    build = pipeline.build_llm
+    build = llm.build_llm
     folder = tmp_path_factory.mktemp("w")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "build_llm", built)
+        patch.setattr(llm, "build_llm", built)
         return deploy(CASE, folder / "wrong", recipe="float32", verify=False).path
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from conftest import TEXT_GOLDENS, golden
-from edgewright.build import pipeline
+from edgewright.build import llm, pipeline
 from edgewright.bundle import read_manifest
 from edgewright.checkpoint import open_checkpoint
 from edgewright.dialects import LOWERINGS
@@ -46,7 +46,7 @@ def build(
     """Build an unverified bundle of a golden with a quantized cache; `lowered` plants a fault after lowering."""
     reference = golden(case)
     given = scales or scales_of(reference.checkpoint, fmt, reference.ids, folder / "float")
-    real, applied = pipeline.quantize_stage, list[AppliedCache]()
+    real, applied = llm.quantize_stage, list[AppliedCache]()
 
     def quantized(stage: Stage, *args: Any, **kwargs: Any) -> Any:
         result = real(stage, *args, **kwargs)
@@ -63,7 +63,7 @@ def build(
         return run
 
     lowerings = {name: wrapped(lower) for name, lower in LOWERINGS.items()}
-    with mock.patch.object(pipeline, "quantize_stage", quantized), mock.patch.object(pipeline, "LOWERINGS", lowerings):
+    with mock.patch.object(llm, "quantize_stage", quantized), mock.patch.object(llm, "LOWERINGS", lowerings):
         if form == "bundle":
             pipeline.deploy(TEXT_GOLDENS / case, folder / "b", recipe=recipe, verify=False)
         else:

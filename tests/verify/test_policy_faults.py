@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgewright.build.pipeline import _seal
 from edgewright.bundle import read_manifest
-from edgewright.errors import BundleError, GoldenError, UsageError
+from edgewright.errors import BundleError, GenerationError, GoldenError, UsageError
+from edgewright.runtime.engine import Engine
+from edgewright.runtime.policy import Policy
 from edgewright.runtime.policy.stages import STAGES
+from edgewright.verify import policy_reference
+from edgewright.verify.memory import Memory
 from edgewright.verify.policy import verify_policy
-from edgewright.verify.policy_actions import Memory
 from edgewright.verify.policy_against import verify_policy_against
+from edgewright.verify.policy_reference import FloatStage
 from edgewright.verify.report import Report
 from policy_builds import Change, deploy_changed, deploy_policy, request_for, source_of, with_spec, with_tensor
 from policy_goldens import POLICY_GOLDENS, TOKENIZER, policy_checkpoint
@@ -141,6 +148,68 @@ def test_what_does_not_fit_into_memory_is_not_checked(
     wanted = {"image_features", "velocity of step 0", "velocity of step 5", "velocity of step 9"}
     assert set(compared) == (wanted if len(large) == 1 else set())
     assert all(1e-5 < figures["max_error"] < 0.2 for figures in compared.values())
+
+
+def test_a_bundle_that_is_too_large_to_compare_is_run_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy_policy("pi05", tmp_path / "b", "int8")
+
+    def status(change: Callable[[np.ndarray], np.ndarray] | None) -> str:
+        with monkeypatch.context() as patch:
+            if change is not None:
+                plain = Policy.infer
+
+                def infer(self: Policy, *given: Any, **more: Any) -> Any:
+                    chunk = plain(self, *given, **more)
+                    return dataclasses.replace(chunk, actions=change(chunk.actions))
+
+                patch.setattr(Policy, "infer", infer)
+            report = verify_policy(tmp_path / "b", policy_checkpoint("pi05"), memory_bytes=1000, threads=1)
+            return str(report.to_json()["levels"]["actions"]["status"])
+
+    assert status(None) == "not checked"
+    assert status(lambda actions: actions * np.float32(np.nan)) == "failed"
+    assert status(lambda actions: actions[:-1]) == "failed"
+
+    def broken(*given: object, **more: object) -> None:
+        raise GenerationError("The engine stopped.")
+
+    monkeypatch.setattr(Policy, "infer", broken)
+    report = verify_policy(tmp_path / "b", policy_checkpoint("pi05"), memory_bytes=1000, threads=1)
+    assert report.status == "failed"
+    assert "the bundle does not run: The engine stopped" in report.reason()
+
+
+def test_one_float_engine_at_a_time_and_little_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the bundle; what is the same is written once, and what was compared is deleted."""
+    deploy_policy("pi05", tmp_path / "b")
+    alive: weakref.WeakSet[Engine] = weakref.WeakSet()
+    most, written, together, scratch = [0], [], [0], set()
+    load, write = FloatStage.load, policy_reference.write_stage
+
+    def loaded(self: FloatStage, threads: int | None, advance: Any) -> Engine:
+        engine = load(self, threads, advance)
+        alive.add(engine)
+        most[0] = max(most[0], len(alive))
+        return engine
+
+    def wrote(stage: Any, folder: Path, **options: Any) -> Any:
+        written.append("/".join(folder.parts[-2:]))
+        scratch.add(folder.parents[1])
+        together[0] = max(together[0], sum(path.is_dir() for path in folder.parents[1].iterdir()))
+        return write(stage, folder, **options)
+
+    monkeypatch.setattr(FloatStage, "load", loaded)
+    monkeypatch.setattr(policy_reference, "write_stage", wrote)
+    assert verify_policy(tmp_path / "b", policy_checkpoint("pi05"), threads=1).passed
+    assert most[0] == 1
+    assert len(written) == len(set(written))
+    assert {name for name in written if name.startswith("plain/")} == {"plain/prefix"}  # which kv-only changes
+    assert together[0] == 3  # the reference, the plain stages, those of one feature
+    (place,) = scratch
+    assert place.parent == tmp_path.resolve()
+    assert not place.exists()
 
 
 def test_a_limit_of_memory(tmp_path: Path) -> None:

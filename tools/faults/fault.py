@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from edgewright.build import pipeline
+from edgewright.build import llm, pipeline
 from edgewright.bundle import read_manifest
 from edgewright.dialects import LOWERINGS
 from edgewright.graph import Stage
@@ -79,7 +79,7 @@ def reseal(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _patched(stage: Change | None, lowered: Change | None) -> Iterator[None]:
-    real = pipeline.build_llm
+    real = llm.build_llm
 
     def built(*args: object, **kwargs: object) -> Stage:
         made = real(*args, **kwargs)  # type: ignore[arg-type]
@@ -97,5 +97,5 @@ def _patched(stage: Change | None, lowered: Change | None) -> Iterator[None]:
         return run
 
     lowerings = {name: wrapped(lower) for name, lower in LOWERINGS.items()}
-    with mock.patch.object(pipeline, "build_llm", built), mock.patch.object(pipeline, "LOWERINGS", lowerings):
+    with mock.patch.object(llm, "build_llm", built), mock.patch.object(llm, "LOWERINGS", lowerings):
         yield

@@ -83,7 +83,7 @@ class PolicyMeasurement:
 
     `latencies` are prepare, vision, prefix, denoise step (where the runtime runs the steps; all of them pooled),
     denoise (all steps of a chunk) and total. `prefix_tokens` are those of the images there are and of the prompt. The
-    peaks are as those of a `Measurement`.
+    peaks are as those of a `Measurement`. `notes` are those of the chunks, each once.
     """
 
     bundle: str
@@ -99,10 +99,16 @@ class PolicyMeasurement:
     latencies: Mapping[str, Latency]
     peak_rss_bytes: int | None
     peak_anonymous_bytes: int | None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-compatible values."""
-        return {**asdict(self), "cameras": list(self.cameras), "camera_pixels": list(CAMERA_PIXELS)}
+        return {
+            **asdict(self),
+            "cameras": list(self.cameras),
+            "camera_pixels": list(CAMERA_PIXELS),
+            "notes": list(self.notes),
+        }
 
 
 def measure_policy(
@@ -147,6 +153,7 @@ def measure_policy(
         latencies=latencies([chunk.timings for chunk in chunks]),
         peak_rss_bytes=status_bytes("VmHWM"),
         peak_anonymous_bytes=anonymous.bytes,
+        notes=tuple(dict.fromkeys(text for chunk in chunks for text in chunk.notes)),
     )
 
 
@@ -205,6 +212,7 @@ def _load(bundle: str | Path, threads: int | None) -> tuple[Policy, float]:
 def _chunk(policy: Policy, plan: PolicyPlan, cameras: Sequence[str], random: np.random.Generator) -> Chunk:
     spec = policy.spec
     observation = synthetic_observation(spec, policy.statistics, random, cameras=cameras, prompt=plan.prompt)
+    observation["image_mask"] = dict.fromkeys(set(spec.cameras) - set(cameras), False)  # they are left out on purpose
     noise = random.standard_normal((spec.horizon, spec.model_action_dim), np.float32)
     return policy.infer(observation, noise, plan.steps)
 

@@ -18,7 +18,7 @@ from edgewright.bundle import MANIFEST, Manifest, read_manifest, this_machine
 from edgewright.checkpoint import Checkpoint
 from edgewright.checkpoint.folder import ASSETS
 from edgewright.checkpoint.policy import PolicyCheckpoint
-from edgewright.errors import BundleError, CalibrationDataError, OutputError, UsageError
+from edgewright.errors import BundleError, CalibrationDataError, ConfigError, OutputError, UsageError
 from edgewright.files import cache_home, canonical_json, inside, sha256_of
 from edgewright.quant.recipe import Recipe
 from edgewright.quant.recipe_file import load_recipe
@@ -75,13 +75,26 @@ def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def policy_record(checkpoint: PolicyCheckpoint) -> dict[str, Any]:
-    """Return the same of a policy; its files have their path in the folder, one from elsewhere just its name."""
-    folder = checkpoint.path.resolve()
-    found = [(path, path.resolve()) for path in dict.fromkeys(checkpoint.files)]
-    names = {
-        full.relative_to(folder).as_posix() if full.is_relative_to(folder) else path.name: path for path, full in found
-    }
+    """Return the same of a policy.
+
+    Its files have their path in the folder, those that an option names elsewhere are `statistics:NAME` and
+    `tokenizer:NAME`. Raises ConfigError where two have one name.
+    """
+    options = {path: name for name, path in checkpoint.description.given.items()}
+    names: dict[str, Path] = {}
+    for path in dict.fromkeys(checkpoint.files):
+        name = _name_in(checkpoint.path, path) or f"{options.get(path, 'other')}:{path.name}"
+        if names.setdefault(name, path).resolve() != path.resolve():
+            raise ConfigError(f"{path} and {names[name]} would both be recorded as {name}; rename one of them.")
     return {"name": checkpoint.path.resolve().name, "kind": checkpoint.spec.convention, "files": _digested(names)}
+
+
+def _name_in(folder: Path, path: Path) -> str | None:
+    """Return a file's path in a folder, None if it is elsewhere; links of a download cache count as the files."""
+    for outer, inner in ((folder, path), (folder.resolve(), path.resolve())):
+        if inner.is_relative_to(outer) and ".." not in (name := inner.relative_to(outer)).parts:
+            return name.as_posix()
+    return None
 
 
 def _digested(paths: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

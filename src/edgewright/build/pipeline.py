@@ -14,7 +14,7 @@ from edgewright.build.parts import Maker, Part
 from edgewright.build.policy import PolicyMaker
 from edgewright.build.record import NOT_CHECKED, versions
 from edgewright.build.reduction import VocabularyRequest
-from edgewright.build.sources import LlmSource, PolicyRequest, Request, Source, open_source
+from edgewright.build.sources import LlmSource, PolicyRequest, Request, Source, open_source, refuse_memory
 from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, write_manifest
 from edgewright.bundle.manifest import file_entries
 from edgewright.dialects import LOWERINGS
@@ -44,7 +44,7 @@ def deploy(
     source: str | Path,
     output: str | Path,
     *,
-    recipe: str | Recipe = "int4",
+    recipe: str | Recipe | None = None,
     target: str = "cpu",
     max_context: int | None = None,
     vocabulary: VocabularyRequest | None = None,
@@ -59,7 +59,8 @@ def deploy(
     """Make a verified bundle from the checkpoint of a language model or a robot policy.
 
     A language model has a reduced `vocabulary` where one is asked for. With `embeddings` "outside" its embedding table
-    is a file of its own and the graph takes its rows. `policy` is what is asked for of a policy.
+    is a file of its own and the graph takes its rows. `policy` is what is asked for of a policy. The `recipe` is by
+    default int4 for a language model and policy-int8 for a policy.
 
     Weights that are not finite are refused by name, or with `allow_nonfinite`, which rules out `verify`, taken as they
     are. A checkpoint that is quantized already is taken over as it is unless `requantize` allows a second rounding. A
@@ -71,6 +72,7 @@ def deploy(
         raise UsageError(f"The target {target!r} is unknown; known are {', '.join(TARGETS)}.")
     if allow_nonfinite and verify:
         raise UsageError("Results of weights that are not finite can't be compared: use --no-verify as well.")
+    refuse_memory(policy, verify=verify)
     request = Request(recipe, max_context, vocabulary, embeddings, policy, allow_nonfinite, requantize)
     opened = open_source(source, request)
     with progress.step("hash source"):

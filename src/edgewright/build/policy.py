@@ -20,8 +20,7 @@ from edgewright.dialects import LOWERINGS
 from edgewright.graph import Stage
 from edgewright.graph.outside import take_table_outside
 from edgewright.models._policy_bounds import bounds_of_spec
-from edgewright.models._policy_features import Applied as Featured
-from edgewright.models._policy_features import build_featured
+from edgewright.models._policy_features import Featured, build_featured
 from edgewright.progress import Progress
 from edgewright.quant.apply import quantizable, quantize_stage
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from edgewright.build.kept import check_cache, held, is_whole, kept_folder, remove, seal, sweep
 from edgewright.build.key import policy_recipe, policy_record, source_record, stage_recipe
 from edgewright.build.record import rounded_again
+from edgewright.build.sources import check_tokenizer
 from edgewright.calibration import Samples, load_samples
 from edgewright.calibration.model import text_side
 from edgewright.checkpoint import Checkpoint, open_checkpoint
@@ -88,7 +89,9 @@ def _opened(
 ) -> tuple[Recipe, Checkpoint | PolicyCheckpoint]:
     """Return what a recipe says of a source's stages, and the source."""
     if is_policy(source):
-        return policy_recipe(recipe), open_policy(source, options)
+        found = open_policy(source, options)
+        check_tokenizer(found)
+        return policy_recipe(recipe), found
     if options is not None:
         raise UsageError(f"{Path(source).name} is not a robot policy, so options of policies have no meaning for it.")
     return stage_recipe(recipe), open_checkpoint(source)

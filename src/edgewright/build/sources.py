@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgewright.build.key import build_key, checked_recipe, policy_record, source_record
 from edgewright.checkpoint import Checkpoint, open_checkpoint
+from edgewright.checkpoint.policies.options import FLAGS
 from edgewright.checkpoint.policy import PolicyCheckpoint, PolicyOptions, is_policy, open_policy
 from edgewright.errors import UsageError
 from edgewright.quant.recipe import Recipe
@@ -19,6 +20,8 @@ from edgewright.quant.recipe import Recipe
 if TYPE_CHECKING:
     from edgewright.build.reduction import VocabularyRequest
 
+#: The recipes that language models and policies get where none is asked for.
+RECIPE, POLICY_RECIPE = "int4", "policy-int8"
 #: Where the embedding table may be.
 PLACES = ("inside", "outside")
 #: The largest number of observations that a policy's stages take at once.
@@ -42,7 +45,7 @@ class PolicyRequest:
 class Request:
     """What is asked of a build besides its target and output; see `pipeline.deploy`. None is what fits the model."""
 
-    recipe: str | Recipe
+    recipe: str | Recipe | None = None
     max_context: int | None = None
     vocabulary: VocabularyRequest | None = None
     embeddings: str = "inside"
@@ -137,14 +140,31 @@ def open_source(path: str | Path, request: Request) -> Source:
     policy = is_policy(path)
     _refuse_foreign(path, request, policy=policy)
     recipe = checked_recipe(
-        request.recipe, allow_nonfinite=request.allow_nonfinite, requantize=request.requantize, policy=policy
+        request.recipe or (POLICY_RECIPE if policy else RECIPE),
+        allow_nonfinite=request.allow_nonfinite,
+        requantize=request.requantize,
+        policy=policy,
     )
     if not policy:
         checkpoint = open_checkpoint(path)
         return LlmSource(checkpoint, checkpoint, recipe, request)
     asked = request.policy or PolicyRequest()
     found = open_policy(path, asked.options)
+    check_tokenizer(found)
     return PolicySource(found, found, recipe, request)
+
+
+def check_tokenizer(checkpoint: PolicyCheckpoint) -> None:
+    """Raise TokenizerError where a policy has no tokenizer or none that loads, before anything else is done."""
+    from edgewright.runtime.policy.prompt import load_tokenizer
+
+    load_tokenizer(checkpoint.spec, checkpoint.sidecars()[checkpoint.spec.tokenizer])
+
+
+def refuse_memory(policy: PolicyRequest | None, *, verify: bool) -> None:
+    """Raise UsageError where memory is granted to a verification that isn't done."""
+    if policy is not None and policy.memory_bytes is not None and not verify:
+        raise UsageError("--memory is for the verification, which --no-verify leaves out: remove one of the two.")
 
 
 def _refuse_foreign(path: str | Path, request: Request, *, policy: bool) -> None:
@@ -168,10 +188,9 @@ def _refuse_foreign(path: str | Path, request: Request, *, policy: bool) -> None
 
 def _asked(request: PolicyRequest) -> str:
     """Return the flags that a request was made with."""
-    flags = {"max_tokens": "max-prompt", "delta_mask": "delta-actions"}
     default = vars(PolicyOptions())
     given = [name for name, value in vars(request.options).items() if value != default[name]]
-    names = [f"--{flags.get(name, name.replace('_', '-'))}" for name in given]
+    names = [FLAGS.get(name, name) for name in given]
     names += ["--feature"] if request.features else []
     names += ["--memory"] if request.memory_bytes else []
     return ", ".join(names) or "none"

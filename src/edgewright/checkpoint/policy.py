@@ -92,9 +92,12 @@ def is_policy(path: str | Path) -> bool:
                 return False
             is_lerobot = isinstance(content.get("type"), str) and bool(_LEROBOT_KEYS & content.keys())
             return is_lerobot or native.KEY in content or bool(_OPENPI_KEYS & content.keys())
+        if (index := folder / INDEX).is_file():
+            weight_map = json.loads(index.read_bytes()).get("weight_map", {})
+            return isinstance(weight_map, dict) and any(map(is_policy_tensor, weight_map))
         weights = folder / "model.safetensors"
         return weights.is_file() and any(map(is_policy_tensor, read_safetensors(weights)))
-    except (OSError, ValueError, RecursionError, CheckpointError):
+    except (OSError, ValueError, AttributeError, RecursionError, CheckpointError):
         return False
 
 

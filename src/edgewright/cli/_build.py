@@ -29,14 +29,13 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_source(parser: argparse.ArgumentParser, recipe: str, policy_recipe: str) -> None:
-    """Add the arguments of a verb that builds from a checkpoint; the recipes are what language models and policies get
-    by default.
+def add_source(parser: argparse.ArgumentParser, recipe: str | None, default: str) -> None:
+    """Add the arguments of a verb that builds from a checkpoint.
+
+    `recipe` is the default one, None where it follows from the kind of model; `default` says that in the help.
     """
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
-    other = "" if policy_recipe == recipe else f", of policies {policy_recipe}"
-    parser.add_argument("--recipe", metavar="NAME|FILE", help=f"{RECIPE_HELP} (default: {recipe}{other})")
-    parser.set_defaults(recipes=(recipe, policy_recipe))
+    parser.add_argument("--recipe", default=recipe, metavar="NAME|FILE", help=f"{RECIPE_HELP} (default: {default})")
     parser.add_argument(
         "--max-context",
         type=positive_int,
@@ -68,11 +67,9 @@ def add_source(parser: argparse.ArgumentParser, recipe: str, policy_recipe: str)
 def request_of(args: argparse.Namespace) -> Request:
     """Return what the arguments of `add_source` ask for; raises UsageError."""
     from edgewright.build.sources import Request
-    from edgewright.checkpoint.policy import is_policy
 
-    recipe, of_policies = args.recipes
     return Request(
-        args.recipe or (of_policies if is_policy(args.source) else recipe),
+        args.recipe,
         args.max_context,
         vocabulary_request(args),
         args.embeddings,

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgewright.cli._load import warn_failed
 from edgewright.cli._output import note, print_json, table
 from edgewright.cli._progress import progress_for
 from edgewright.errors import MissingExtraError, UsageError
@@ -31,6 +32,8 @@ def check_flags(args: argparse.Namespace) -> None:
 
 def run_task(args: argparse.Namespace, names: Sequence[str], cameras: Mapping[str, str]) -> int:
     """Run the task with every bundle, and print; returns 0."""
+    from edgewright.bundle import read_manifest
+
     try:
         from edgewright.evaluate.closed_loop import Options, evaluate_task
         from edgewright.evaluate.contenders import load_contender
@@ -46,9 +49,10 @@ def run_task(args: argparse.Namespace, names: Sequence[str], cameras: Mapping[st
     progress = progress_for(quiet=args.quiet)
     with closing(open_task(args.task, args.view)) as task:  # before minutes of loading
         with progress.step("load"):
-            contenders = [
-                load_contender(name, bundle, args.threads) for name, bundle in zip(names, args.bundles, strict=True)
-            ]
+            contenders = []
+            for name, bundle in zip(names, args.bundles, strict=True):
+                contenders.append(load_contender(name, bundle, args.threads))
+                warn_failed(read_manifest(Path(bundle)), name)
         found = evaluate_task(task, contenders, options, progress=progress)
     if args.json:
         print_json(found.to_json())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgewright.cli._output import note
 
 if TYPE_CHECKING:
+    from edgewright.bundle import Manifest
     from edgewright.runtime.llm import LLM
 
 
@@ -17,9 +18,21 @@ def load(args: argparse.Namespace) -> LLM:
     from edgewright.runtime.llm import LLM
 
     llm = LLM.load(args.bundle, threads=args.threads)
-    if llm.manifest.verdict["status"] == "failed":
-        note("warning: this bundle failed its verification; see reports/verify.json in it")
+    warn_failed(llm.manifest)
     return llm
+
+
+def failed_verdict(manifest: Manifest, name: str = "this bundle") -> str | None:
+    """Return a warning of a bundle whose verification failed, None for every other."""
+    if manifest.verdict.get("status") != "failed":
+        return None
+    return f"{name} failed its verification; see reports/verify.json in it"
+
+
+def warn_failed(manifest: Manifest, name: str = "this bundle") -> None:
+    """Warn of a bundle whose verification failed; never quiet, since what it gives may be wrong."""
+    if text := failed_verdict(manifest, name):
+        note(f"warning: {text}")
 
 
 def warn_respelled(llm: LLM, respelled: Mapping[int, int], *, quiet: bool = False) -> None:

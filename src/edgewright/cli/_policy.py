@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ POLICY_FLAGS = (
     "discrete_state", "horizon", "steps", "max_prompt", "statistics", "tokenizer", "state_dim", "action_dim", "cameras",
     "required_cameras", "delta_actions", "limits", "size", "feature", "memory",
 )  # fmt: skip
-_LARGEST_FILE = 1 << 20
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_memory(group: Any) -> None:
         "--memory",
         type=gigabytes,
         metavar="GB",
-        help="what one of the float32 stages that engines are compared with may take (default: half of what is free); "
+        help="what one of the float32 stages that engines are compared with may take (default: 4, or what is free); "
         "what takes more is not checked",
     )
 
@@ -103,29 +103,20 @@ def _options(args: argparse.Namespace) -> PolicyOptions:
         required_cameras=args.required_cameras,
         delta_mask=args.delta_actions,
         limits=read_limits(Path(args.limits)) if args.limits else Limits(),
-        sizes=dict(map(_size, args.size)),
+        sizes=_sizes(args.size),
     )
 
 
 def read_limits(path: Path) -> Limits:
     """Return the guards of a YAML file; raises UsageError for a file or a key that isn't one of guards."""
-    import yaml
-
+    from edgewright.checkpoint.yaml_mapping import read_mapping
     from edgewright.errors import BundleError
     from edgewright.runtime.policy.spec import Limits
 
     default = Limits().to_json()
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise UsageError(f"{path.name} is too large for a file of limits: give a few lines of YAML.")
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UsageError(f"{path.name} can't be read as YAML ({reason}): give a file of limits.") from None
-    if not isinstance(data, dict) or not data or not data.keys() <= default.keys():
-        odd = (
-            ", ".join(sorted(map(str, data.keys() - default.keys()))) if isinstance(data, dict) and data else "no keys"
-        )
+    data = read_mapping(path, "limits")
+    if not data or not data.keys() <= default.keys():
+        odd = ", ".join(sorted(data.keys() - default.keys())) or "no keys"
         raise UsageError(f"{path.name} has {odd} where limits are {', '.join(default)}: correct it.")
     try:
         return Limits.from_json({**default, **data})
@@ -168,9 +159,15 @@ def mask(text: str) -> tuple[bool, ...]:
     return tuple(part == "1" for part in parts)
 
 
-def _size(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value) if not value.isdigit() else int(value)
-    except ValueError:
-        raise UsageError(f"The size {text!r} is not NAME=NUMBER, such as text.heads=15.") from None
+def _sizes(texts: Iterable[str]) -> dict[str, float]:
+    """Return the sizes of `--size NAME=N`; raises UsageError for another spelling and for a name that comes twice."""
+    sizes: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name in sizes:
+            raise UsageError(f"The size {name} is given twice: give --size {name}=N once.")
+        try:
+            sizes[name] = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else float(value)
+        except ValueError:
+            raise UsageError(f"The size {text!r} is not NAME=NUMBER, such as text.heads=15.") from None
+    return sizes

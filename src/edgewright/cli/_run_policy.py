@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._arrays import read_npz
+from edgewright.cli._load import warn_failed
 from edgewright.cli._output import note, print_json, table
 from edgewright.cli._parser import positive_int
 from edgewright.errors import ObservationError, UsageError
@@ -80,8 +81,8 @@ def _load(args: argparse.Namespace) -> tuple[Policy, float]:
     start = time.perf_counter()
     policy = Policy.load(args.bundle, threads=args.threads, seed=args.seed or 0)
     load_ms = 1000.0 * (time.perf_counter() - start)
-    if policy.manifest is not None and policy.manifest.verdict["status"] == "failed":
-        note("warning: this bundle failed its verification; see reports/verify.json in it")
+    if policy.manifest is not None:
+        warn_failed(policy.manifest)
     return policy, load_ms
 
 

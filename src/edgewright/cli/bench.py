@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._kinds import holds_policy, refuse_foreign
-from edgewright.cli._output import fields, print_json, size, table
+from edgewright.cli._load import warn_failed
+from edgewright.cli._output import fields, note, print_json, size, table
 from edgewright.cli._parser import positive_int, positive_ints, seed
 from edgewright.cli._progress import progress_for
 
@@ -47,10 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure."""
+    from edgewright.bundle import read_manifest
     from edgewright.files import canonical_json, os_errors
 
     policy = holds_policy(args.bundle)
     refuse_foreign(args, LLM_FLAGS if policy else POLICY_FLAGS, policy=policy)
+    warn_failed(read_manifest(Path(args.bundle)))
     data, shown = _policy(args) if policy else _llm(args)
     if args.json == "-":
         print_json(data)
@@ -84,6 +87,8 @@ def _policy(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         seed=args.seed,
     )
     result = measure_policy(args.bundle, plan, threads=args.threads, progress=progress_for(quiet=args.quiet))
+    for text in result.notes:
+        note(f"note: {text}", quiet=args.quiet)
     return result.to_json(), _policy_table(result)
 
 

@@ -15,7 +15,7 @@ HELP = "Make a verified bundle from a checkpoint: quantize, export, compile, ver
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_source(parser, "int4", "policy-int8")
+    add_source(parser, None, "int4, of policies policy-int8")
     add_output(parser, "BUNDLE")
     parser.add_argument("--target", default="cpu", help="what the bundle is compiled for: cpu (default: cpu)")
     parser.add_argument("--no-verify", action="store_true", help="leave out the last step, the comparison in float32")
@@ -25,10 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Deploy; an unchanged build is answered without the heavy imports."""
     from edgewright.build.kept import unchanged
-    from edgewright.build.sources import open_source
+    from edgewright.build.sources import open_source, refuse_memory
 
     output, verify = Path(args.output), not args.no_verify
     request = request_of(args)
+    refuse_memory(request.policy, verify=verify)
     source = open_source(args.source, request)
     if output.exists():
         key = source.key(source.record(), target=args.target, verify=verify)

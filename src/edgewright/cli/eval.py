@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._eval_task import check_flags, run_task
+from edgewright.cli._load import warn_failed
 from edgewright.cli._output import note, print_json, table
 from edgewright.cli._parser import positive_int
 from edgewright.cli._parser import seed as seed_number
@@ -140,10 +141,14 @@ def _choice(args: argparse.Namespace) -> FrameChoice:
 
 
 def _predictors(args: argparse.Namespace) -> list[Predictor]:
+    from edgewright.bundle import read_manifest
     from edgewright.evaluate.predictors import load_predictor
 
-    names = _names(args.bundles)
-    return [load_predictor(name, bundle, args.threads) for name, bundle in zip(names, args.bundles, strict=True)]
+    found = []
+    for name, bundle in zip(_names(args.bundles), args.bundles, strict=True):
+        found.append(load_predictor(name, bundle, args.threads))
+        warn_failed(read_manifest(Path(bundle)), name)
+    return found
 
 
 def _names(bundles: list[str]) -> list[str]:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     built = export(
         args.source,
         Path(args.output),
-        recipe=request.recipe,
+        recipe=args.recipe,
         dialect=args.dialect,
         max_context=request.max_context,
         vocabulary=request.vocabulary,

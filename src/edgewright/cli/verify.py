@@ -138,13 +138,10 @@ def _place_lines(place: Mapping[str, Any] | None) -> list[str]:
 
 
 def _write_page(path: Path, folder: Path, manifest: Manifest, data: Mapping[str, Any]) -> None:
+    from edgewright.files import write_text
     from edgewright.verify.page import page
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(folder.name, manifest, data), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"The page {path} can't be written ({error.strerror or error}).") from None
+    write_text(path, page(folder.name, manifest, data))
 
 
 def _record(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:

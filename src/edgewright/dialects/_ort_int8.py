@@ -121,12 +121,11 @@ def _product(stage: Stage, node: ir.Node, x: _Codes, weight: ir.Node) -> None:
     matrix = nodes.add("Transpose", [nodes.raised(codes, rows, width)], perm=[1, 0])
     shape = (rows,) if weight.attributes["scope"].value == "channel" else ()
     steps = stage.alias(scales, lambda _: shape)
+    # The kernel multiplies by one scale of the inputs; where each token has its own, that comes behind it.
+    scale = nodes.number(1, np.float32, "float_1") if x.by_token else x.scale
+    inputs = [x.codes, matrix, scale, steps, x.zero_point, nodes.middle, None if x.by_token else bias]
+    y = nodes.add("MatMulIntegerToFloat", inputs, MICROSOFT)
     if x.by_token:
-        sums = nodes.add("MatMulInteger", [x.codes, matrix, x.zero_point, nodes.middle])
-        floats = nodes.add("Cast", [sums], to=int(ir.DataType.FLOAT))
-        y = nodes.add("Mul", [nodes.add("Mul", [floats, x.scale]), steps])
+        y = nodes.add("Mul", [y, x.scale])
         y = y if bias is None else nodes.add("Add", [y, bias])
-    else:
-        inputs = [x.codes, matrix, x.scale, steps, x.zero_point, nodes.middle, bias]
-        y = nodes.add("MatMulIntegerToFloat", inputs, MICROSOFT)
     replace(stage, node, nodes.made, [y])

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgewright.errors import ObservationError, UsageError
 from edgewright.evaluate.closed_results import ClosedLoop, Episode, Run, result_of
 from edgewright.evaluate.contenders import Contender, check_numbers, match_cameras, observation_of
 from edgewright.evaluate.tasks import Task
 from edgewright.progress import SILENT, Progress
-from edgewright.runtime.policy.chunks import ActionBuffer, Chunking, Request
-from edgewright.runtime.policy.guards import Guard
+from edgewright.runtime.policy.chunks import Chunking, Request
+from edgewright.runtime.policy.control import Control
 from edgewright.serve import Answer, Log, MessageError, PolicyClient, RemoteError, ServeError, Settings, serving
 
 #: Episodes whose first and last images are kept for the page.
@@ -172,9 +171,10 @@ class _Rollout:
         self._driver, self._task = driver, driver.task
         self._tick = 0
         spec = self._task.spec
-        self._buffer = ActionBuffer(driver.chunking, lambda: self._tick / spec.rate_hz)
-        self._guard = Guard(driver.limits, len(spec.action))
-        self._guard.reset(self._task.rest())
+        self._control = Control(
+            driver.limits, len(spec.action), driver.chunking, clock=lambda: self._tick / spec.rate_hz
+        )
+        self._control.reset(self._task.rest())
         self._coming: tuple[int, Request, Answer | None] | None = None
         self.episode = Episode(number, distances=[self._task.distance()], images=[self._picture(number)])
 
@@ -184,7 +184,7 @@ class _Rollout:
     def run(self) -> Episode:
         """Act until the task is done, its steps are used up or the guard has stopped the robot."""
         spec, episode, inside = self._task.spec, self.episode, 0
-        while self._tick < spec.steps and not self._guard.stopped:
+        while self._tick < spec.steps and not self._control.guard.stopped:
             self._step()
             self._tick += 1
             episode.distances.append(self._task.distance())
@@ -192,14 +192,15 @@ class _Rollout:
             if inside == spec.hold:
                 episode.steps_to_success = self._tick
                 break
-        episode.stopped = self._guard.stopped
-        episode.guard, episode.chunks = Counter(self._guard.counts), Counter(self._buffer.counts)
+        guard, buffer = self._control.guard, self._control.buffer
+        episode.stopped = guard.stopped
+        episode.guard, episode.chunks = Counter(guard.counts), Counter(buffer.counts)
         if episode.images[0]:
             episode.images.append(self._picture(episode.number))
         return episode
 
     def _step(self) -> None:
-        request = self._buffer.due()
+        request = self._control.due()
         if request is not None:
             answer, took_ms = self._driver.infer(self.episode.number, self._tick)
             self.episode.note(answer, took_ms)
@@ -208,31 +209,17 @@ class _Rollout:
             _, request, answer = self._coming
             self._coming = None
             self._arrive(request, answer)
-        sent = self._guarded()
+        guarded = self._control.step()
+        sent = None if guarded is None else guarded.action
         self._task.act(self._task.rest() if sent is None else sent)
 
-    def _guarded(self) -> npt.NDArray[np.float32] | None:
-        """Return what the robot is sent, None for nothing: before the first chunk it waits, which is no failure."""
-        planned, waiting = self._buffer.next(), self._buffer.open
-        if planned.action is None and not self._buffer.counts["executed"]:
-            return None
-        waited_ms = None
-        if waiting is not None:
-            waited_ms = 1000 * (self._tick / self._task.spec.rate_hz - waiting.asked_s)
-        return self._guard.step(planned.action, waited_ms=waited_ms).action
-
     def _arrive(self, request: Request, answer: Answer | None) -> None:
-        """Take a chunk, as `Control` does it on a robot."""
         if answer is None:
-            self._buffer.give_up(request)
+            self._control.failed(request)
             return
         if answer.actions.shape != (self._driver.chunking.horizon, len(self._task.spec.action)):
             raise MessageError(
                 f"The policy's actions have the shape {list(answer.actions.shape)}, and had another before: a chunk "
                 "must be as long as the first one."
             )
-        first = self._buffer.first_of(request, answer.actions)
-        if first is not None and not self._guard.admit(answer.actions, first):
-            self._buffer.give_up(request)
-            return
-        self._buffer.deliver(request, answer.actions)
+        self._control.deliver(request, answer.actions)

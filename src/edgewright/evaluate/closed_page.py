@@ -9,7 +9,8 @@ import numpy as np
 
 from edgewright.evaluate.closed_results import ClosedLoop, Run
 from edgewright.evaluate.curves import Line, curves
-from edgewright.evaluate.page import image_uri, write_text
+from edgewright.evaluate.page import image_uri
+from edgewright.files import write_text
 from edgewright.verify.template import rendered
 
 #: Episodes of each policy whose distance is drawn.

@@ -31,6 +31,7 @@ class Episode:
     chunks: Counter[str] = field(default_factory=Counter)
     latency_ms: list[float] = field(default_factory=list)
     policy_ms: list[float] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
 
     def note(self, answer: Answer | None, took_ms: float) -> None:
         """Count an inference; None was refused."""
@@ -39,6 +40,7 @@ class Episode:
             self.refused += 1
             return
         self.latency_ms.append(took_ms)
+        self.notes.update(dict.fromkeys(answer.notes))
         inferred = answer.server_timings.get("infer_ms")
         if isinstance(inferred, int | float):
             self.policy_ms.append(float(inferred))
@@ -101,6 +103,7 @@ class Run:
             "chunks": dict(sorted(chunks.items())),
             "latency_ms": _latency([ms for one in self.episodes for ms in one.latency_ms]),
             "policy_ms": _latency([ms for one in self.episodes for ms in one.policy_ms]),
+            "notes": list(dict.fromkeys(text for one in self.episodes for text in one.notes)),
             "episodes": [one.to_json() for one in self.episodes],
         }
 
@@ -174,6 +177,7 @@ def _notes(policies: Sequence[Mapping[str, Any]], delay: int, rate_hz: float) ->
     for policy in policies:
         if policy["masked"]:
             notes.append(f"{policy['name']}: no image for the cameras {', '.join(policy['masked'])}, which are masked")
+        notes += [f"{policy['name']}: {text}" for text in policy["notes"]]
         if policy["refused"]:
             notes.append(f"{policy['name']}: {policy['refused']} of {policy['calls']} inferences were refused")
         if policy["stopped"]:

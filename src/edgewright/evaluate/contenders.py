@@ -12,6 +12,7 @@ import numpy as np
 from edgewright.checkpoint.text import shown
 from edgewright.errors import ObservationError, UsageError
 from edgewright.evaluate.dataset import IMAGES
+from edgewright.evaluate.predictors import by_name, left_out, same_camera
 from edgewright.evaluate.tasks import TaskSpec
 from edgewright.runtime.policy.policy import Chunk, Policy
 from edgewright.runtime.policy.spec import Limits
@@ -49,7 +50,7 @@ class _Seeded:
 
     def infer(self, observation: Mapping[str, Any], /) -> Chunk:
         noise = self._random.standard_normal(self._shape, dtype=np.float32)
-        return self._policy.infer(observation, noise=noise)
+        return self._policy.infer(left_out(self._policy.spec.cameras, observation), noise=noise)
 
 
 def load_contender(name: str, bundle: str | Path, threads: int | None = None) -> Contender:
@@ -62,12 +63,14 @@ def load_contender(name: str, bundle: str | Path, threads: int | None = None) ->
 def match_cameras(name: str, told: Mapping[str, Any], task: TaskSpec, given: Mapping[str, str]) -> dict[str, str]:
     """Return the task's camera for each of a policy's, from what its server told; see `match_cameras` of datasets.
 
-    A server that tells no cameras gets those in `given`, or all of the task's. Raises UsageError for a camera that the
+    A server that tells no cameras gets those in `given`, or all of the task's. Names hold with or without LeRobot's
+    `observation.images.`. Raises UsageError for a camera that the
     task or the policy hasn't, ObservationError when the task has none of a policy's, or not one that it needs.
     """
     cameras = _texts(told.get("cameras"))
     if cameras is None:
         cameras = list(given or task.cameras)
+    given = {camera: same_camera(there, task.cameras) or there for camera, there in by_name(given, cameras).items()}
     if unknown := [camera for camera in given if camera not in cameras]:
         raise UsageError(f"{name} has no camera {shown(unknown[0])}; it has {', '.join(cameras) or 'none'}.")
     if unknown := [camera for camera in given.values() if camera not in task.cameras]:

@@ -24,6 +24,7 @@ from edgewright.evaluate.predictors import (
     match_cameras,
     observation_of,
     predict,
+    same_camera,
 )
 from edgewright.evaluate.results import Drawn, Evaluation, described, dimension_names, notes_of, policy_result
 from edgewright.evaluate.thresholds import judge
@@ -126,14 +127,18 @@ def _matched(dataset: Dataset, predictors: Sequence[Predictor], given: Mapping[s
     if not 1 <= len(predictors) <= 2:
         raise UsageError(f"{len(predictors)} policies were given: evaluate one, or two side by side.")
     check_pair(predictors)
-    known = {camera for predictor in predictors for camera in predictor.cameras}
-    if unknown := sorted(given.keys() - known):
-        raise UsageError(
-            f"No policy has a camera {quoted(unknown[0])}; there are {', '.join(sorted(known)) or 'none'}."
-        )
+    known = [camera for predictor in predictors for camera in predictor.cameras]
+    if unknown := [name for name in given if same_camera(name, known) is None]:
+        there = ", ".join(sorted(set(known))) or "none"
+        raise UsageError(f"No policy has a camera {quoted(unknown[0])}; there are {there}.")
     for predictor in predictors:
         check_dims(predictor, dataset)
-    return [match_cameras(predictor, dataset, given) for predictor in predictors]
+    return [
+        match_cameras(
+            one, dataset, {name: there for name, there in given.items() if same_camera(name, one.cameras) is not None}
+        )
+        for one in predictors
+    ]
 
 
 def _grippers(dataset: Dataset, given: Sequence[int] | None) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edgewright.errors import OutputError
 from edgewright.evaluate.curves import Line, curves
 from edgewright.evaluate.dataset import Frame
 from edgewright.evaluate.pictures import Image
 from edgewright.evaluate.results import Evaluation
+from edgewright.files import write_text
 from edgewright.verify.charts import columns
 from edgewright.verify.template import rendered
 
@@ -39,17 +39,6 @@ _FIGURES = (
 def write_page(path: Path, evaluation: Evaluation) -> None:
     """Write the page; see `page`. Raises OutputError."""
     write_text(path, page(evaluation))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a page and the folders above it; raises OutputError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"The page {path} can't be written ({error.strerror or error}): choose another place."
-        ) from None
 
 
 def page(evaluation: Evaluation) -> str:

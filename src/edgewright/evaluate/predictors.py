@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from edgewright.bundle import read_manifest
 from edgewright.checkpoint.text import shown
 from edgewright.errors import BundleError, DatasetError, GenerationError, UsageError
 from edgewright.evaluate.dataset import IMAGES, Dataset, Frame
+from edgewright.runtime.policy.policy import Policy
 from edgewright.runtime.policy.spec import PolicySpec
 
 Array = npt.NDArray[Any]
@@ -28,7 +28,8 @@ class Predictor:
     dataset has one), "prompt": text} and noise, float32 of `noise_shape`, and gives absolute actions [`horizon`,
     `dims`] in the dataset's unit; it raises GenerationError where it has none that are finite. `cameras` are the
     images it takes, by its own names, `required` those it can't do without; of a chunk the first `run` actions are
-    meant to be executed. `state_dims` 0: any state, or none.
+    meant to be executed. `state_dims` 0: any state, or none. `notes` says what was done to observations that nobody
+    may have expected, each once, as far as it has inferred.
     """
 
     name: str
@@ -40,19 +41,27 @@ class Predictor:
     required: tuple[str, ...]
     run: int
     state_dims: int = 0
+    notes: dict[str, None] = field(default_factory=dict, compare=False)
 
 
 class RunsPolicy(Protocol):
-    """What is used of a loaded policy: `infer`, which gives something with `actions` [horizon, dims]."""
+    """What is used of a loaded policy: `infer`, which gives something with `actions` [horizon, dims], maybe `notes`."""
 
     def infer(self, observation: Mapping[str, Any], *, noise: npt.NDArray[np.float32]) -> Any: ...
 
 
 def predictor_of(name: str, spec: PolicySpec, policy: RunsPolicy) -> Predictor:
     """Return a loaded policy with its spec as a predictor; `name` is what it is called in reports."""
+    notes: dict[str, None] = {}
+
+    def infer(observation: Mapping[str, Any], noise: npt.NDArray[np.float32]) -> Array:
+        chunk = policy.infer(left_out(spec.cameras, observation), noise=noise)
+        notes.update(dict.fromkeys(getattr(chunk, "notes", ())))
+        return np.asarray(chunk.actions)
+
     return Predictor(
         name=name,
-        infer=lambda observation, noise: np.asarray(policy.infer(observation, noise=noise).actions),
+        infer=infer,
         horizon=spec.horizon,
         dims=spec.action_dim,
         noise_shape=(spec.horizon, spec.model_action_dim),
@@ -60,7 +69,14 @@ def predictor_of(name: str, spec: PolicySpec, policy: RunsPolicy) -> Predictor:
         required=spec.required_cameras,
         run=spec.steps_to_run,
         state_dims=spec.state_dim,
+        notes=notes,
     )
+
+
+def left_out(cameras: Sequence[str], observation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an observation that says of every camera without an image that it is meant to have none."""
+    missing = {camera: False for camera in cameras if camera not in observation["images"]}
+    return {**observation, "image_mask": missing} if missing else dict(observation)
 
 
 def load_predictor(name: str, bundle: str | Path, threads: int | None = None) -> Predictor:
@@ -68,31 +84,52 @@ def load_predictor(name: str, bundle: str | Path, threads: int | None = None) ->
 
     Raises BundleError when the bundle holds no policy, and whatever loading it raises.
     """
-    described = read_manifest(Path(bundle)).model.get("policy")
-    if described is None:
+    if read_manifest(Path(bundle)).model.get("policy") is None:
         raise BundleError(f"{bundle} holds no robot policy, and only policies are evaluated: see `edgewright quality`.")
-    policies = importlib.import_module("edgewright.runtime.policy.policy")
-    return predictor_of(name, PolicySpec.from_json(described), policies.Policy.load(bundle, threads=threads))
+    policy = Policy.load(bundle, threads=threads)
+    return predictor_of(name, policy.spec, policy)
+
+
+def by_name(given: Mapping[str, str], cameras: Sequence[str]) -> dict[str, str]:
+    """Return what `given` maps, by the policy's own names of its cameras; those it hasn't stay as they are.
+
+    A name holds with or without LeRobot's `observation.images.`. Raises UsageError for two names of one camera.
+    """
+    found: dict[str, str] = {}
+    for name, there in given.items():
+        own = same_camera(name, cameras) or name
+        if own in found:
+            raise UsageError(f"The camera {shown(own)} is given twice: give each camera once.")
+        found[own] = there
+    return found
+
+
+def same_camera(name: str, cameras: Sequence[str]) -> str | None:
+    """Return the one of `cameras` that a name means, with or without `observation.images.`, or None."""
+    short = name.removeprefix(IMAGES)
+    return next((one for one in (name, IMAGES + short, short) if one in cameras), None)
 
 
 def match_cameras(predictor: Predictor, dataset: Dataset, given: Mapping[str, str]) -> dict[str, str]:
     """Return the dataset's camera for each of the predictor's.
 
-    `given` maps the predictor's names to the dataset's; what it doesn't name is matched by equal names, with or without
-    LeRobot's `observation.images.`. Raises UsageError for a camera the dataset hasn't, DatasetError when one that the
-    predictor can't do without is not found.
+    `given` maps the predictor's names to the dataset's; what it doesn't name is matched by equal names. All names hold
+    with or without LeRobot's `observation.images.`. Raises UsageError for a camera the predictor or the dataset hasn't,
+    DatasetError when one that the predictor can't do without is not found.
     """
-    found = {}
+    found, given = {}, by_name(given, predictor.cameras)
+    if unknown := [name for name in given if name not in predictor.cameras]:
+        raise UsageError(
+            f"{predictor.name} has no camera {shown(unknown[0])}; it has {', '.join(predictor.cameras) or 'none'}."
+        )
     for camera in predictor.cameras:
-        short = camera.removeprefix(IMAGES)
-        names = [given[camera]] if camera in given else [camera, IMAGES + short, short]
-        there = [name for name in names if name in dataset.cameras]
-        if camera in given and not there:
+        there = same_camera(given.get(camera, camera), list(dataset.cameras))
+        if camera in given and there is None:
             raise UsageError(
                 f"The dataset has no camera {shown(given[camera])}; it has {', '.join(dataset.cameras) or 'none'}."
             )
-        if there:
-            found[camera] = there[0]
+        if there is not None:
+            found[camera] = there
     if lacking := [camera for camera in predictor.required if camera not in found]:
         raise DatasetError(
             f"{predictor.name} needs the camera {lacking[0]}, which the dataset has not under this name (it has "

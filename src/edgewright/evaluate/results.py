@@ -126,6 +126,7 @@ def notes_of(
     for predictor, cameras, score in zip(predictors, matched, scores, strict=True):
         if missing := [camera for camera in predictor.cameras if camera not in cameras]:
             notes.append(f"{predictor.name}: no image for the cameras {', '.join(missing)}, which are masked")
+        notes += [f"{predictor.name}: {text}" for text in predictor.notes]
         if not score.jump.count:
             notes.append(f"{predictor.name}: no two frames within a chunk of each other, so no jump; choose --every")
     if not scale.grippers:

@@ -18,7 +18,6 @@ POLICY = {
 }  # fmt: skip
 #: Figures of the comparison of two; `mae_increase` is bounded at the upper end of its interval.
 PAIR = {"difference": 1, "difference_rms": 1, "max_difference": 1, "run_difference": 1, "mae_increase": 1}
-_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,9 @@ def read_thresholds(spec: str, *, pair: bool) -> dict[str, float]:
         pairs = [(key.strip(), value.strip()) for key, _, value in (part.partition("=") for part in spec.split(","))]
         where = "--thresholds"
     else:
-        pairs, where = _from_yaml(Path(spec)), Path(spec).name
+        from edgewright.checkpoint.yaml_mapping import read_mapping
+
+        pairs, where = list(read_mapping(Path(spec), "thresholds", texts=True).items()), Path(spec).name
     found: dict[str, float] = {}
     for key, text in pairs:
         if key not in POLICY and key not in PAIR:
@@ -90,34 +91,11 @@ def read_thresholds(spec: str, *, pair: bool) -> dict[str, float]:
     return found
 
 
-def _number(text: str, key: str, where: str) -> float:
+def _number(text: Any, key: str, where: str) -> float:
     try:
         value = float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"{where} has {shown(text)} as bound on {key}: give a number.")
+        raise UsageError(f"{where} has {shown(str(text))} as bound on {key}: give a number.")
     return value
-
-
-def _from_yaml(path: Path) -> list[tuple[str, str]]:
-    """Return the keys and values of a flat YAML mapping as they are written, repeated keys included."""
-    import yaml
-
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path.name} is too large to be a file of thresholds: give `figure: number` lines.")
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise UsageError(f"The thresholds {shown(str(path))} can't be read ({reason}): give a YAML file.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"{path.name} is not valid YAML ({shown(' '.join(str(error).split()))}).") from None
-    if node is None:
-        return []
-    flat = isinstance(node, yaml.MappingNode) and all(
-        isinstance(part, yaml.ScalarNode) for entry in node.value for part in entry
-    )
-    if not flat:
-        raise UsageError(f"{path.name} is no list of `figure: number` lines: write one figure a line.")
-    return [(key.value, value.value) for key, value in node.value]

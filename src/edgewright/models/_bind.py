@@ -235,7 +235,7 @@ def _bind(
     problems += [f"{name} is not used by the family" for name in tensors if name not in parameters]
     for name, parameter in parameters.items():
         if name in tensors:
-            problems += _attach(parameter, tensors[name])
+            problems += attach(parameter, tensors[name])
     if problems:
         shown = "; ".join(problems[:20]) + (f"; and {len(problems) - 20} more" if len(problems) > 20 else "")
         raise TensorMismatchError(f"The checkpoint's tensors don't fit its config: {shown}.")
@@ -255,7 +255,8 @@ def _without_zero_biases(tensors: dict[str, Any], parameters: Mapping[str, Param
     return [f"{zeros} biases of zeros left out"] if zeros else []
 
 
-def _attach(parameter: Parameter, tensor: Rows) -> list[str]:
+def attach(parameter: Parameter, tensor: Rows) -> list[str]:
+    """Give a parameter its tensor; returns in words what doesn't fit, nothing where it does."""
     if tuple(tensor.shape) != parameter.shape:
         return [f"{parameter.name} has the shape {list(tensor.shape)} where {list(parameter.shape)} is needed"]
     encoded = getattr(tensor, "encoding", None) is not None

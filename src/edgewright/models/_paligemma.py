@@ -39,15 +39,7 @@ class PaliGemmaPolicy(PolicyNetwork):
         check_towers(sizes)
         text, expert, vision = sizes.text, sizes.expert, sizes.vision
         rope = RopeTable("rope", bounds.prefix + bounds.horizon + 1, text.head_dim, sizes.rope_base)
-        tower = SiglipTower(
-            PatchPositions(side * side, vision.width),
-            width=vision.width,
-            layers=vision.layers,
-            heads=vision.heads,
-            inner=vision.inner,
-            patch=vision.patch,
-            epsilon=sizes.vision_epsilon,
-        )
+        tower = SiglipTower.of(PatchPositions(side * side, vision.width), vision, sizes.vision_epsilon)
         model = Group(
             vision_tower=Group(vision_model=tower),
             multi_modal_projector=Group(linear=Linear(vision.width, text.width, bias=True)),

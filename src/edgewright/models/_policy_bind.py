@@ -13,7 +13,7 @@ from edgewright.checkpoint.layouts.quantization import Quantization
 from edgewright.checkpoint.tensor import StoredTensor
 from edgewright.checkpoint.views import DerivedTensor, reshaped
 from edgewright.errors import ConfigError, TensorMismatchError
-from edgewright.models._bind import _attach
+from edgewright.models._bind import attach
 from edgewright.nn import Linear, Module, Parameter
 from edgewright.nn.stored_part import StoredPart
 
@@ -64,8 +64,8 @@ def bind(network: Module, tensors: Mapping[str, Any], quantization: Quantization
     problems += [f"{name} is not used by the policy" for name in tensors if name not in wanted]
     for name, parameters in wanted.items():
         if name in tensors:
-            attach = _attach if own else functools.partial(_bound, name)
-            problems += dict.fromkeys(p for parameter in parameters for p in attach(parameter, tensors[name]))
+            bind = attach if own else functools.partial(_bound, name)
+            problems += dict.fromkeys(p for parameter in parameters for p in bind(parameter, tensors[name]))
     if problems:
         more = len(problems) - _SHOWN
         shown = "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
@@ -85,13 +85,13 @@ def _add_biases(network: Module, paths: Sequence[str]) -> None:
 def _bound(name: str, parameter: Parameter, tensor: StoredTensor) -> list[str]:
     """Attach a tensor to a parameter, seen the way the parameter wants it; returns what is wrong with it."""
     if not isinstance(parameter, StoredPart):
-        return _attach(parameter, tensor)
+        return attach(parameter, tensor)
     if tuple(tensor.shape) != parameter.stored_shape:
         return [f"{name} has the shape {list(tensor.shape)} where {list(parameter.stored_shape)} is needed"]
     if "float" not in tensor.dtype:
         return [f"{name} is stored as {tensor.dtype} where floating-point numbers are needed"]
     if parameter.columns is not None:
-        return _attach(parameter, SomeColumns(tensor, parameter.columns))
+        return attach(parameter, SomeColumns(tensor, parameter.columns))
     if parameter.rows is not None:
-        return _attach(parameter, SomeRows(tensor, parameter.rows))
-    return _attach(parameter, reshaped(tensor, parameter.shape))
+        return attach(parameter, SomeRows(tensor, parameter.rows))
+    return attach(parameter, reshaped(tensor, parameter.shape))

@@ -36,7 +36,7 @@ class Flow(Protocol):
 
 
 @dataclass(frozen=True)
-class Applied:
+class Featured:
     """What was done: the value of every feature, the schedule that the denoise stage has inside, or None, and notes.
 
     `features` and `schedule` are what the manifest has under these names. `tabled` are the modules whose linears became
@@ -57,13 +57,13 @@ def build_options(features: Mapping[str, Value], kind: str) -> dict[str, bool]:
 
 def build_featured(
     source: PolicySource, spec: Flow, features: Mapping[str, Value], *, bounds: PolicyBounds | None = None
-) -> tuple[dict[str, Stage], Applied]:
+) -> tuple[dict[str, Stage], Featured]:
     """Build the stages of a checkpoint with features; raises what `build_policy` and `apply_features` raise."""
     stages = build_policy(source, **build_options(features, spec.kind), bounds=bounds)
     return stages, apply_features(stages, spec, features)
 
 
-def apply_features(stages: Mapping[str, Stage], spec: Flow, features: Mapping[str, Value]) -> Applied:
+def apply_features(stages: Mapping[str, Stage], spec: Flow, features: Mapping[str, Value]) -> Featured:
     """Apply features to stages that `build_policy` made with `build_options`, in place; before quantization.
 
     Fused projections and the loop are asked for here and done by the lowering, which sees the formats of the weights.
@@ -84,7 +84,7 @@ def apply_features(stages: Mapping[str, Stage], spec: Flow, features: Mapping[st
         schedule, tabled = _tabulate(stages["denoise"], spec, notes, loop=found["loop"] != "step")
     if found["loop"] != "step":
         _loop(stages["denoise"], spec, unrolled=found["loop"] == "unrolled")
-    return Applied(found, schedule, notes, tabled)
+    return Featured(found, schedule, notes, tabled)
 
 
 def _tabulate(stage: Stage, spec: Flow, notes: list[str], *, loop: bool) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -79,15 +79,7 @@ class SmolVLA(PolicyNetwork):
         self.vlm_with_expert = Group(
             vlm=Group(
                 model=Group(
-                    vision_model=SiglipTower(
-                        _positions(source, side),
-                        width=vision.width,
-                        layers=vision.layers,
-                        heads=vision.heads,
-                        inner=vision.inner,
-                        patch=vision.patch,
-                        epsilon=sizes.vision_epsilon,
-                    ),
+                    vision_model=SiglipTower.of(_positions(source, side), vision, sizes.vision_epsilon),
                     connector=Group(
                         modality_projection=Group(proj=Linear(vision.width * shuffle * shuffle, text.width))
                     ),

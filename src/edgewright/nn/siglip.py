@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol, Self
+
 import numpy as np
 import onnx_ir as ir
 
@@ -77,8 +79,36 @@ class _Encoder(Module):
         self.layers = layers
 
 
+class TowerSizes(Protocol):
+    """What a tower is made from: `patch` is the edge of a patch in pixels."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def inner(self) -> int: ...
+    @property
+    def patch(self) -> int: ...
+
+
 class SiglipTower(Module):
     """Images `[views, 3, height, width]` in -1..1 to features `[views, patches, width]`."""
+
+    @classmethod
+    def of(cls, positions: PatchPositions, sizes: TowerSizes, epsilon: float) -> Self:
+        """Return the tower of a policy's sizes."""
+        return cls(
+            positions,
+            width=sizes.width,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            inner=sizes.inner,
+            patch=sizes.patch,
+            epsilon=epsilon,
+        )
 
     def __init__(
         self, positions: PatchPositions, *, width: int, layers: int, heads: int, inner: int, patch: int, epsilon: float

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgewright.errors import OutputError
+from edgewright.files import write_text
 from edgewright.quantizer.report import ModuleReport, worst
 from edgewright.verify.charts import columns, histogram
 from edgewright.verify.template import rendered
@@ -24,14 +24,7 @@ def write_page(
     comparison: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the page; see `page`. Raises OutputError."""
-    text = page(recipe_name, reports, record, comparison)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"The page {path} can't be written ({error.strerror or error}): choose another place."
-        ) from None
+    write_text(path, page(recipe_name, reports, record, comparison))
 
 
 def page(

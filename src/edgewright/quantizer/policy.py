@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,10 @@ def quantize_policy(
         raise RecipeError(f"The recipe {recipe.name} looks at activations: give it calibration data.")
     data = {} if observations is None else {"data": observations.record, "samples": observations.digest}
     spec = {**checkpoint.spec.to_json(), "limits": None}
-    work = Work({"source": source["files"], "policy": spec, "recipe": recipe.to_json(), **data, **versions()})
+    sizes = asdict(checkpoint.sizes)
+    work = Work(
+        {"source": source["files"], "policy": spec, "sizes": sizes, "recipe": recipe.to_json(), **data, **versions()}
+    )
     weights = planned.weights
     try:
         before = 0

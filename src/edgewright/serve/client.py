@@ -37,7 +37,8 @@ class PolicyClient:
     """A connection to a policy server, Edgewright's or openpi's; use it from one thread.
 
     `host` is a name, an address, or a whole URI (`ws://...`, `wss://...`), for which `port` has no meaning.
-    `timeout_s` bounds connecting and every answer. Connects at once: raises ServeError when nobody listens,
+    `timeout_s` bounds connecting and every answer: it is longer than a server's own deadline, whose sentence arrives
+    then. Connects at once: raises ServeError when nobody listens,
     RemoteError when the server refuses.
     """
 
@@ -47,7 +48,7 @@ class PolicyClient:
         port: int = DEFAULT_PORT,
         *,
         token: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = 40.0,
         limits: Limits = LIMITS,
     ) -> None:
         name = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -73,16 +74,16 @@ class PolicyClient:
         socket = self._connected()
         try:
             socket.send(message)
+            answer = self._receive(socket)
+            found = None if isinstance(answer, str) else _answer(decode(answer, self._limits))
         except (ConnectionClosed, OSError) as error:
             raise self._broken(error) from None
-        answer = self._receive(socket)
-        if isinstance(answer, str):
-            raise RemoteError(answer)
-        try:
-            return _answer(decode(answer, self._limits))
-        except MessageError:
+        except BaseException:  # KeyboardInterrupt too: an answer left behind would be taken for that of the next one
             self.close()
             raise
+        if found is None:
+            raise RemoteError(str(answer))
+        return found
 
     def close(self) -> None:
         """Close the connection; `infer` would open a new one."""
@@ -101,7 +102,17 @@ class PolicyClient:
         if self._socket is not None:
             return self._socket
         try:
-            self._socket = self._open.enter_context(
+            socket = self._dialed()
+            self.metadata = self._greeting(socket)
+            self._socket = socket
+        except BaseException:  # KeyboardInterrupt too, or the next answer would be the greeting
+            self.close()
+            raise
+        return socket
+
+    def _dialed(self) -> ClientConnection:
+        try:
+            return self._open.enter_context(
                 connect(
                     self.uri,
                     compression=None,
@@ -120,8 +131,6 @@ class PolicyClient:
             raise ServeError(f"{self.uri} did not answer within {self._timeout_s:g} s.") from None
         except OSError as error:
             raise ServeError(f"No policy server can be reached at {self.uri} ({error}): start one there.") from None
-        self.metadata = self._greeting(self._socket)
-        return self._socket
 
     def _greeting(self, socket: ClientConnection) -> dict[str, Any]:
         greeting = self._receive(socket)
@@ -130,7 +139,6 @@ class PolicyClient:
         except MessageError:
             metadata = None
         if not isinstance(metadata, dict):
-            self.close()
             raise ServeError(f"{self.uri} is no policy server: it did not begin with its metadata.")
         return metadata
 

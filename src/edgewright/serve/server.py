@@ -49,7 +49,10 @@ class PolicyServer:
         self.port = 0
         self._policy = policy
         self._log = log or Log()
-        self._metadata = encode(dict(policy.metadata))
+        told = dict(policy.metadata)
+        if "takes_committed" in told:
+            told["takes_committed"] = False  # whatever the policy takes, the protocol has no place for them
+        self._metadata = encode(told)
         self._clients: set[ServerConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stops = 0

@@ -1,5 +1,7 @@
 """Ahead-of-time compilation for ONNX Runtime's CPU provider: optimise offline, keep the weights where they are.
 
+Products of integers take their weights as this machine's kernels like them (see `signed`).
+
 ONNX Runtime writes its optimised graph with a second copy of every weight. Those that it did not change are pointed
 back to `weights.bin`; only what it made anew (folded constants) is kept, in `engine.bin`.
 """
@@ -19,6 +21,7 @@ from edgewright.contract import StageContract
 from edgewright.errors import UnsupportedFormatError, first_line
 from edgewright.files import require_space
 from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE
+from edgewright.targets.signed import sign_weights, takes_signed
 
 ENGINE_FILE = "engine.onnx"
 _EXTRA_FILE = "engine.bin"
@@ -57,7 +60,13 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     )
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    scratch = folder / "optimised.onnx"
+    scratch, graph = folder / "optimised.onnx", folder / MODEL_FILE
+    signed = folder / "signed.onnx"
+    if takes_signed(this_machine()):
+        model = onnx.load(graph, load_external_data=False)
+        if sign_weights(model):
+            signed.write_bytes(model.SerializeToString(deterministic=True))
+            graph = signed
     options.optimized_model_filepath = str(scratch)
     for key, value in {
         "session.optimized_model_external_initializers_file_name": "optimised.bin",
@@ -67,16 +76,18 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     }.items():
         options.add_session_config_entry(key, value)
     try:
-        ort.InferenceSession(str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:
+        signed.unlink(missing_ok=True)
         require_space(folder, (folder / WEIGHTS_FILE).stat().st_size, "Compiling")
         raise UnsupportedFormatError(
             f"ONNX Runtime {ort.__version__} refuses the graph: {first_line(error)} Please report it."
         ) from None
     try:
-        _relink(folder, scratch)
+        _relink(folder, graph, scratch)
     finally:
         scratch.unlink(missing_ok=True)
+        signed.unlink(missing_ok=True)
         (folder / "optimised.bin").unlink(missing_ok=True)
     return StageEntry(
         graph=f"{prefix}/{MODEL_FILE}",
@@ -88,9 +99,9 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     )
 
 
-def _relink(folder: Path, optimised: Path) -> None:
-    """Write `engine.onnx`: the optimised graph over the weight file we wrote."""
-    written = onnx.load(folder / MODEL_FILE, load_external_data=False)
+def _relink(folder: Path, graph: Path, optimised: Path) -> None:
+    """Write `engine.onnx`: the optimised form of `graph` over the weight file we wrote."""
+    written = onnx.load(graph, load_external_data=False)
     ours = {tensor.name: _place(tensor) for tensor in _external(written.graph)}
     model = onnx.load(optimised, load_external_data=False)
     theirs = list(_external(model.graph))

@@ -8,8 +8,10 @@ is on, in float32, against the graphs without any. `actions`: the bundle as a ro
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,9 @@ from edgewright.models._policy_features import build_featured
 from edgewright.progress import SILENT, Progress
 from edgewright.quant.apply import quantize_stage
 from edgewright.quant.recipe import Recipe
-from edgewright.runtime.policy.policy import policy_spec
-from edgewright.verify.policy_actions import Memory, PolicyLevels
+from edgewright.verify.memory import Memory
+from edgewright.verify.policy_actions import PolicyLevels
+from edgewright.verify.policy_manifest import checked
 from edgewright.verify.policy_report import BOUNDS, Bound
 from edgewright.verify.policy_spec import check_spec, foreign_files
 from edgewright.verify.report import Level, Report
@@ -58,12 +61,12 @@ def verify_policy(
     """Verify a bundle or an exported folder of a policy against its checkpoint.
 
     Where the checkpoint is a quantized form of an `original`, that one is the reference of stages and actions.
-    `observations` are used instead of seeded ones. `memory_bytes` is what a float32 stage may take, by default half of
-    what is free; what takes more is said not to be checked, and the verdict is then "partly checked". Raises
+    `observations` are used instead of seeded ones. `memory_bytes` is what a float32 stage may take, see
+    `verify.memory`; what takes more is said not to be checked, and the verdict is then "partly checked". Raises
     BundleError when files are damaged or the checkpoint is not the one it was built from.
     """
     root = Path(folder)
-    manifest = read_manifest(root)
+    manifest = checked(read_manifest(root))
     with progress.step("check files"):
         check_files(root, manifest)
         _require_source(manifest, checkpoint)
@@ -95,11 +98,9 @@ class _PolicyVerification:
         self._checkpoint, self._original = checkpoint, original
         self._features = dict(manifest.model["features"])
         try:
-            contracts = {name: entry.contract for name, entry in manifest.stages.items()}
-            self._bounds = bounds_of_contracts(contracts)
+            self._bounds = bounds_of_contracts({name: entry.contract for name, entry in manifest.stages.items()})
         except KeyError as error:
             raise BundleError(f"The bundle's stages lack {error}, so it is not a policy's: build it again.") from None
-        policy_spec(manifest)  # refuses a spec that this version can't read
 
     def run(self, observations: Sequence[Mapping[str, Any]] | None, memory: Memory, threads: int | None) -> Report:
         """Run the levels."""
@@ -107,14 +108,14 @@ class _PolicyVerification:
         lowered, schedule = self._lowered()
         levels["spec"] = check_spec(self._root, self._manifest, self._checkpoint, schedule)
         levels |= self._files(lowered)
-        with tempfile.TemporaryDirectory(prefix="edgewright-") as scratch:
+        with _scratch_beside(self._root) as scratch:
             runs = PolicyLevels(
                 self._root,
                 self._manifest,
                 self._original,
                 self._float,
                 bound_of(self._manifest),
-                Path(scratch),
+                scratch,
                 memory,
                 threads,
                 self._progress,
@@ -161,6 +162,15 @@ class _PolicyVerification:
                 if report is not None:
                     levels.setdefault("graph", report)
         return {"weights": _joined(found), **levels}
+
+
+@contextmanager
+def _scratch_beside(root: Path) -> Iterator[Path]:
+    """Give a folder on the disk that the bundle is on, which has space for one, or else where temporary files are."""
+    beside = root.resolve().parent
+    place = beside if os.access(beside, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix=".edgewright-verify-", dir=place) as folder:
+        yield Path(folder)
 
 
 def _recipe_of(manifest: Manifest, stage: str) -> Recipe:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from edgewright.runtime.policy.prompt import load_tokenizer
 from edgewright.runtime.policy.schedule import FixedSchedule
 from edgewright.runtime.policy.stages import STAGES, EngineStage, Runs
 from edgewright.runtime.policy.table import TableStage
+from edgewright.verify.memory import Memory
 from edgewright.verify.policy_inputs import noise_of, seeded_steps, synthetic
 from edgewright.verify.policy_reference import Call, FloatStage, SharedStage, Slot, run_once
 from edgewright.verify.policy_report import EXACT, Array, Bound, Gap, GapsReport, gap
@@ -49,27 +49,13 @@ _COUNT, _LARGE = 4, 2_000_000_000
 _OVERHEAD = 1.25
 _GB = 1e9
 
+
+def changed_by(features: Iterable[str]) -> set[str]:
+    """Return the stages that any of the features changes."""
+    return {stage for name in features for stage in _CHANGED.get(name, ())}
+
+
 MakeStages = Callable[[Mapping[str, Any]], dict[str, Stage]]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a float32 stage may take; None is half of what is free when it is asked."""
-
-    bytes: int | None = None
-
-    def holds(self, needed: float) -> bool:
-        """Tell whether so many bytes fit."""
-        limit = self.bytes if self.bytes is not None else _free_bytes() / 2
-        return needed <= limit
-
-
-def _free_bytes() -> float:
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return float("inf")
 
 
 class PolicyLevels:
@@ -113,7 +99,7 @@ class PolicyLevels:
         with self._progress.step("compare stages"):
             found: dict[str, Level] = {"stages": self._stages(calls, wanted)}
         with self._progress.step("compare features"):
-            found["features"] = self._features(off, prepared, noise)
+            found["features"] = self._features(off, contract, stages, prepared, noise)
         with self._progress.step("compare actions"):
             found["actions"] = self._actions(seen, prepared, noise, wanted)
         return found
@@ -126,7 +112,9 @@ class PolicyLevels:
         words: tuple[str, ...] = (
             f"not checked here: needs {most / _GB:.3g} GB of memory for the float32 {' and '.join(too_large)}",
         )
-        unseen = {name: GapsReport(self._bound, {}, words) for name in ("features", "actions")}
+        with self._progress.step("run the bundle"):
+            ran = self._ran(seen[0])
+        unseen = {"features": GapsReport(self._bound, {}, words), "actions": GapsReport(self._bound, ran, words)}
         gaps: dict[str, Gap] = {}
         with self._progress.step("compare stages") as advance:
             for name in ("vision", "denoise"):
@@ -138,7 +126,24 @@ class PolicyLevels:
                     slot.close()
                     engine = self._engine(name)
                     gaps |= _one(engine, calls) if name == "vision" else self._denoise(engine, calls, None)
+                    del engine, calls  # before the next ones are made
+                    self._remove("reference")
         return {"stages": GapsReport(self._bound, gaps, words), **unseen}
+
+    def _ran(self, seen: Mapping[str, Any]) -> dict[str, Gap]:
+        """Run the bundle as a robot would, once; returns an infinite gap where it doesn't, or gives no actions."""
+        broken = Gap(float("inf"), 0.0, float("inf"))
+        try:
+            actions = Policy.load(self._root, threads=self._threads, check=False).infer(seen).actions
+        except EdgewrightError as error:
+            return {f"the bundle does not run: {error}": broken}
+        if actions.shape != (self._spec.horizon, self._spec.action_dim) or not np.isfinite(actions).all():
+            return {"the bundle's actions are not finite, or of another shape": broken}
+        return {}
+
+    def _remove(self, name: str) -> None:
+        """Delete what was written of stages that are not needed any more."""
+        shutil.rmtree(self._scratch / name, ignore_errors=True)
 
     def _alone(self, name: str, stage: FloatStage, slot: Slot, seen: Sequence[Mapping[str, Any]]) -> list[Call]:
         """Run a float stage by itself, on the images of the observations or on a seeded prefix."""
@@ -201,12 +206,14 @@ class PolicyLevels:
     def _stages(self, calls: Mapping[str, Sequence[Call]], wanted: Array) -> GapsReport:
         """Compare each engine on the reference's own inputs."""
         gaps: dict[str, Gap] = {}
+        engine: Runs | None = None
         for name in STAGES:
             try:
                 engine = self._engine(name)
                 gaps |= self._denoise(engine, calls[name], wanted) if name == "denoise" else _one(engine, calls[name])
             except (GenerationError, EdgewrightError) as error:
                 gaps[f"{name}: {error}"] = Gap(float("inf"), 0.0, float("inf"))
+            engine = None  # one at a time
         return GapsReport(self._bound, gaps)
 
     def _denoise(self, engine: Runs, calls: Sequence[Call], wanted: Array | None) -> dict[str, Gap]:
@@ -226,10 +233,22 @@ class PolicyLevels:
             gaps[f"velocity of step {step}"] = gap(made["velocity"], velocity)
         return gaps
 
-    def _features(self, off: Mapping[str, Any], prepared: Sequence[Prepared], noise: Array) -> GapsReport:
-        """Compare the actions with one rewrite at a time against those of the graphs without any."""
-        advance = lambda _: None  # noqa: E731
-        plain, slot = self._floats(off, "plain"), Slot(self._threads, lambda _: None)
+    def _features(
+        self,
+        off: Mapping[str, Any],
+        contract: Mapping[str, Any],
+        reference: Mapping[str, FloatStage],
+        prepared: Sequence[Prepared],
+        noise: Array,
+    ) -> GapsReport:
+        """Compare the actions with one rewrite at a time against those of the graphs without any.
+
+        Stages of the reference that the features `contract` don't change are taken as they are.
+        """
+        slot = Slot(self._threads, lambda _: None)  # one for all, so that one engine is loaded at a time
+        other = changed_by(name for name, value in contract.items() if value != off[name])
+        made = self._floats(off, "plain")
+        plain = {name: made[name] if name in other else stage for name, stage in reference.items()}
         wanted = self._flow(plain, slot, prepared, noise)
         gaps: dict[str, Gap] = {}
         for name, value in self._manifest.model["features"].items():
@@ -239,7 +258,7 @@ class PolicyLevels:
             needed = feature.requires.get(value, {})
             on = {**off, **needed, name: value}
             stages = dict(plain)
-            if changed := {stage for feature_name in (name, *needed) for stage in _CHANGED.get(feature_name, ())}:
+            if changed := changed_by((name, *needed)):
                 dialect = "onnxruntime" if name == "fused-projections" else "portable"
                 made = self._floats(on, name, dialect)
                 stages |= {stage: made[stage] for stage in changed}
@@ -249,8 +268,11 @@ class PolicyLevels:
                 table=on["time-table"] is True,
                 whole=on["loop"] != "step",
             )
-            gaps[name] = gap(self._flow(stages, Slot(self._threads, advance), prepared, noise, fed), wanted)
-        slot.close()
+            gaps[name] = gap(self._flow(stages, slot, prepared, noise, fed), wanted)
+            slot.close()  # which has the files below open
+            self._remove(name)
+        self._remove("plain")
+        self._remove("reference")
         return GapsReport(EXACT, gaps)
 
     def _actions(

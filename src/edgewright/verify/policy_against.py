@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from edgewright.checkpoint.policy import PolicyCheckpoint, PolicyOptions, open_p
 from edgewright.errors import BundleError, CheckpointError, ConfigError, TokenizerError, UsageError
 from edgewright.files import quantized_home
 from edgewright.progress import SILENT, Progress
-from edgewright.runtime.policy.spec import Limits
 from edgewright.verify.policy import verify_policy
 from edgewright.verify.policy_golden import compare_policy_golden, is_policy_golden
+from edgewright.verify.policy_manifest import checked, options_of
 from edgewright.verify.policy_spec import foreign_files
 from edgewright.verify.report import Report
 
@@ -46,7 +47,9 @@ def verify_policy_against(
     if is_policy_golden(path):
         level = compare_policy_golden(root, path, threads=threads, progress=progress)
         return Report({"golden": level}, None, {"kind": "golden", "name": path.name})
-    given = open_policy(path, options_of(manifest, path, statistics, tokenizer))
+    options = options_of(checked(manifest))
+    named = replace(options, statistics=statistics or options.statistics, tokenizer=tokenizer)
+    given = open_policy(path, named)
     checkpoint, original = _built_from(manifest, given)
     report = verify_policy(
         root,
@@ -58,22 +61,6 @@ def verify_policy_against(
         progress=progress,
     )
     return Report(report.levels, None, {"kind": "checkpoint", "name": path.name})
-
-
-def options_of(
-    manifest: Manifest, path: Path, statistics: str | Path | None = None, tokenizer: Path | None = None
-) -> PolicyOptions:
-    """Return the options that a build was made with; raises BundleError where the manifest misspells them."""
-    said = dict(manifest.model.get("options", {}))
-    try:
-        limits = Limits.from_json(said.pop("limits")) if "limits" in said else Limits()
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
-        }
-        values |= {name: v for name, v in (("statistics", statistics), ("tokenizer", tokenizer)) if v is not None}
-        return PolicyOptions(**values, limits=limits)
-    except TypeError:
-        raise BundleError(f"The manifest's options are not those of a policy ({path.name}): build it again.") from None
 
 
 def _built_from(manifest: Manifest, given: PolicyCheckpoint) -> tuple[PolicyCheckpoint, PolicyCheckpoint | None]:

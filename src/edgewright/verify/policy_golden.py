@@ -23,6 +23,7 @@ from edgewright.runtime.policy.loop import Features
 from edgewright.runtime.policy.policy import Policy
 from edgewright.runtime.policy.spec import PolicySpec
 from edgewright.verify.policy import bound_of
+from edgewright.verify.policy_manifest import checked
 from edgewright.verify.policy_report import Array, Gap, GapsReport, gap
 
 DESCRIPTION, TENSORS = "golden.json", "golden.safetensors"
@@ -117,7 +118,7 @@ def compare_policy_golden(
     root: Path, golden: Path, *, threads: int | None = None, progress: Progress = SILENT
 ) -> GapsReport:
     """Compare a bundle's actions with a golden's, as far as the bundle takes the golden's number of steps."""
-    manifest = read_manifest(root)
+    manifest = checked(read_manifest(root))
     with progress.step("check files"):
         check_files(root, manifest)
     policy = Policy.load(root, threads=threads, check=False)

@@ -82,7 +82,7 @@ def test_a_known_place_makes_the_first_action_slow_too() -> None:
 
 
 @pytest.mark.parametrize(("fallback", "wanted"), [("hold", [0.5] * 3), ("last-chunk", [0.5] * 3), ("stop", None)])
-@pytest.mark.parametrize("wrong", [[math.nan, 0, 0], [0, 0], None, [["a"]], [[0, 0, 0]], "xyz"])
+@pytest.mark.parametrize("wrong", [[math.nan, 0, 0], [0, 0], None, [["a"]], [[0, 0, 0]], "xyz", [True] * 3, [1j] * 3])
 def test_what_is_done_about_a_wrong_action(fallback: Any, wanted: Any, wrong: Any) -> None:
     guard = Guard(Limits(fallback=fallback), NUMBERS)
     guard.step([0.5] * 3)
@@ -94,6 +94,50 @@ def test_what_is_done_about_a_wrong_action(fallback: Any, wanted: Any, wrong: An
     assert guard.stopped == (fallback == "stop")
     guard.reset()
     assert sent(guard, [0.75] * 3) == [0.75] * 3
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+@pytest.mark.parametrize("place", [None, [0.5, 0.5, 0.5]])
+def test_a_robot_that_waits_for_its_first_chunk(fallback: Any, place: Any) -> None:
+    guard = Guard(Limits(fallback=fallback, deadline_ms=50.0), NUMBERS)
+    guard.reset(place)
+    assert sent(guard, None) is None
+    assert not guard.counts
+    late = guard.step(None, waited_ms=51.0)
+    assert (late.action, [one.done for one in late.interventions]) == (None, ["waited"])
+    assert guard.admit(np.zeros((4, NUMBERS)), waited_ms=52.0)
+    assert sent(guard, [0.25] * 3) == [0.25] * 3
+    assert guard.counts == {"deadline": 2}
+    assert not guard.admit(np.zeros((4, NUMBERS)), waited_ms=50.5), "it has begun"
+
+
+def test_a_robot_outside_the_range_is_moved_in_slowly() -> None:
+    guard = Guard(limits(rate=(0.5, 0.5, 0.5)), NUMBERS)
+    guard.reset([3.0, 0.0, 0.2])
+    assert [sent(guard, [0.0, 0.0, 0.2])[0] for _ in range(6)] == [2.5, 2.0, 1.5, 1.0, 0.5, 0.0]  # type: ignore[index]
+    guard.reset([3.0, 0.0, 0.2])
+    assert guard.step([math.nan] * 3).action.tolist() == np.float32([3.0, 0.0, 0.2]).tolist()  # type: ignore[union-attr]
+
+
+def test_what_is_held_is_told() -> None:
+    guard = Guard(Limits(jump=(0.5,) * NUMBERS), NUMBERS)
+    assert not guard.step([0.0] * 3).held
+    assert not guard.admit(np.full((2, NUMBERS), 9.0))
+    for _ in range(3):
+        got = guard.step([0.1] * 3)
+        assert (got.held, got.interventions) == (True, ())
+    assert guard.admit(np.zeros((2, NUMBERS)))
+    assert not guard.step([0.1] * 3).held
+
+
+def test_a_silence_of_the_loop() -> None:
+    for fallback, wanted in (("hold", [0.5] * 3), ("last-chunk", [0.25] * 3), ("stop", None)):
+        guard = Guard(Limits(fallback=fallback), NUMBERS)  # type: ignore[arg-type]
+        assert guard.step(None, silent=True).action is None
+        assert not guard.stopped
+        assert sent(guard, [0.5] * 3) == [0.5] * 3
+        assert sent(guard, [0.25] * 3, silent=True) == wanted
+        assert guard.counts == {"watchdog": 2}
 
 
 @pytest.mark.parametrize("fallback", FALLBACKS)
@@ -148,11 +192,16 @@ def test_what_runs_after_a_refused_chunk(fallback: Any, wanted: Any) -> None:
     assert sent(guard, [0.125] * 3) == (None if fallback == "stop" else [0.125] * 3)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((4, 2)), np.zeros((0, 3)), [["a"] * 3], None])
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros(3), np.zeros((4, 2)), np.zeros((0, 3)), [["a"] * 3], None, np.ones((4, 3), bool), np.ones((4, 3)) * 1j],
+)
 def test_chunks_of_another_shape(wrong: Any) -> None:
     guard = Guard(Limits(), NUMBERS)
     assert not guard.admit(wrong)
     assert guard.counts == {"shape": 1}
+    assert not guard.admit(np.zeros((4, NUMBERS)), horizon=5)
+    assert guard.admit(np.zeros((4, NUMBERS)), horizon=4)
 
 
 CALLS = st.lists(
@@ -254,6 +303,27 @@ def test_the_watchdog_asks_the_clock() -> None:
 def test_watchdogs_that_cant_be(timeout_ms: float) -> None:
     with pytest.raises(GenerationError, match="watchdog's timeout"):
         Watchdog(timeout_ms)
+
+
+def test_a_watchdog_whose_bark_fails_goes_on() -> None:
+    clock, barked = Clock(), threading.Semaphore(0)
+
+    def bark() -> None:
+        barked.release()
+        raise RuntimeError(f"bark {dog.barks}")
+
+    dog = Watchdog(4.0, clock)
+    clock.now_s += 9.0
+    dog.start(bark)
+    try:
+        assert not barked.acquire(timeout=0.05), "what was before the start is no silence"
+        for _ in range(2):
+            clock.now_s += 1.0
+            assert barked.acquire(timeout=10)
+            dog.feed()
+    finally:
+        dog.stop()
+    assert [str(error) for error in dog.errors] == ["bark 1", "bark 2"]
 
 
 def test_the_watchdog_barks_once_for_each_silence() -> None:

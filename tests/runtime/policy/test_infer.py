@@ -17,11 +17,12 @@ from policy_bundles import has, normalized, observations, rewrite, write_bundle
 from edgewright.bundle import this_machine
 from edgewright.errors import BundleError, BundleTamperedError, GenerationError, ObservationError, TargetMismatchError
 from edgewright.runtime.policy import Policy
-from edgewright.runtime.policy.chunks import Chunking
 from edgewright.runtime.policy.committed import model_actions
 from edgewright.runtime.policy.control import Control
 from edgewright.runtime.policy.numbers import robot_actions
+from edgewright.runtime.policy.policy import outside
 from edgewright.runtime.policy.schedule import FixedSchedule
+from edgewright.runtime.policy.spec import Limits
 from policy_goldens import POLICY_CASES, policy_scenarios, read
 
 #: Float32 sums in another order than PyTorch's, added up over all steps; actions are about 1 to 5.
@@ -306,8 +307,7 @@ def test_a_control_loop_without_a_seam(policy: MakePolicy) -> None:
     """Inference takes three ticks; the actions that run meanwhile are committed, so that chunks go over smoothly."""
     tested, now = policy("pi05"), [0.0]
     seen = observations("pi05", "two_cameras")[0]
-    chunking = Chunking.of(tested.spec, 10.0, mode="committed", steps_to_run=6, delay=3)
-    control = Control(tested.spec, 10.0, chunking=chunking, clock=lambda: now[0])
+    control = Control.of(tested.metadata, 10.0, mode="committed", steps_to_run=6, delay=3, clock=lambda: now[0])
     width = np.abs(tested.infer(seen).actions).max()
     pending, arrives, sent, seams = None, 0, [], 0
     for tick in range(30):
@@ -349,7 +349,10 @@ def test_committed_actions_that_cant_be(committed: Any, words: str, policy: Make
 @pytest.mark.parametrize(
     ("noise", "words"),
     [
-        (np.zeros((12, 31), np.float32), "float32 \\[1, 12, 31\\], but the flow begins with float32 \\[1, 12, 32\\]"),
+        (
+            np.zeros((12, 31), np.float32),
+            "float32 \\[12, 31\\], but the flow begins with float32 \\[12, 32\\] \\(horizon",
+        ),
         (np.zeros((12, 32)), "float64"),
         (np.zeros((2, 12, 32), np.float32), "\\[2, 12, 32\\]"),
         (np.full((12, 32), np.inf, np.float32), "NaN or infinite"),
@@ -420,6 +423,54 @@ def test_what_a_client_is_told(policy: MakePolicy) -> None:
     assert told["horizon"] == 12
     assert told["action_dim"] == 7
     assert told["cameras"][0] == "observation.images.base_0_rgb"
+    assert told["limits"] == Limits().to_json()
+    assert told["takes_committed"] is True
+
+
+def test_a_whole_loop_says_that_it_takes_no_committed_actions(policy: MakePolicy) -> None:
+    for loop in ("graph", "unrolled"):
+        told = policy("pi05", time_table=True, loop=loop).metadata
+        assert told["takes_committed"] is False
+        with pytest.raises(GenerationError, match="takes no committed actions here"):
+            Control.of(told, 10.0, mode="committed")
+        Control.of(told, 10.0)
+
+
+def test_a_bundle_with_limits_gives_the_chunk_as_it_is_and_says_so(own: MakeBundle) -> None:
+    path = own("pi05")
+    seen = observations("pi05", "three_cameras")[0]
+    free = Policy.load(path, threads=1).infer(seen, steps=2)
+    rewrite(path, lambda model: model["policy"]["limits"].update(maximum=[1e3, -1e3, *[1e3] * 5], rate=[0.1] * 7))
+    bound = Policy.load(path, threads=1)
+    chunk = bound.infer(seen, steps=2)
+    np.testing.assert_array_equal(chunk.actions, free.actions)
+    assert chunk.notes == (
+        "actions are outside the bundle's limits at 1: a guard (Control) on the robot's side clips them",
+    )
+    control = Control.of(bound.metadata, 10.0)
+    request = control.due()
+    assert request is not None
+    assert control.deliver(request, chunk.actions)
+    sent = control.step()
+    assert sent is not None
+    assert sent.action is not None
+    assert sent.action[1] == -1e3
+
+
+def test_actions_outside_the_limits_are_noted(policy: MakePolicy) -> None:
+    tested = policy("pi05")
+    seen, noise = observations("pi05", "three_cameras")[0], noise_of(tested, 2)
+    free = tested.infer(seen, noise)
+    assert free.notes == ()
+    low, high = free.actions.min(axis=0).astype(float), free.actions.max(axis=0).astype(float)
+    for change, wanted in (((0.0, 0.0), None), ((0.1, 0.0), "at 2: a guard"), ((0.0, -0.1), "at 2: a guard")):
+        least, most = low.copy(), high.copy()
+        least[2] += change[0]
+        most[2] += change[1]
+        spec = dataclasses.replace(tested.spec, limits=Limits(minimum=tuple(least), maximum=tuple(most)))
+        notes = outside(spec, free.actions)
+        assert len(notes) == (wanted is not None)
+        assert wanted is None or wanted in notes[0]
 
 
 def test_a_prompt_that_was_cut_is_noted(policy: MakePolicy) -> None:

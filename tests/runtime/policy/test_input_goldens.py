@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from edgewright.errors import BundleError, ObservationError
 from edgewright.runtime.policy.images import resize
-from edgewright.runtime.policy.numbers import absolute, discretize, normalize, pad, relative, unnormalize
+from edgewright.runtime.policy.numbers import absolute, discretize, normalize, pad, unnormalize
 from edgewright.runtime.policy.prompt import full_text, token_ids
 
 FOLDER = GOLDENS / "inputs"
@@ -122,7 +122,7 @@ def test_absolute_actions(case: dict[str, Any]) -> None:
     actions, state = (tensors()[RECORD["actions"][name]] for name in ("actions", "state"))
     for project in ("openpi", "lerobot"):
         np.testing.assert_array_equal(absolute(actions, state, case["mask"]), tensors()[case[f"{project}_absolute"]])
-        np.testing.assert_array_equal(relative(actions, state, case["mask"]), tensors()[case[f"{project}_delta"]])
+        np.testing.assert_array_equal(absolute(actions, -state, case["mask"]), tensors()[case[f"{project}_delta"]])
 
 
 def test_padding_and_cutting() -> None:

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from policy_inputs import spec_of
 
 from edgewright.errors import BundleError
+from edgewright.runtime.policy.committed import model_actions
 from edgewright.runtime.policy.numbers import (
     absolute,
     check_statistics,
     discretize,
-    model_actions,
     normalize,
     pad,
-    relative,
     robot_actions,
     unnormalize,
 )
@@ -184,7 +183,7 @@ def test_absolute_adds_the_state_where_the_mask_says() -> None:
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(actions, before)
     np.testing.assert_array_equal(absolute(actions, state, ()), before)
-    np.testing.assert_allclose(relative(found, state, (True, False, True)), before, atol=1e-6)
+    np.testing.assert_allclose(absolute(found, -state, (True, False, True)), before, atol=1e-6)
     batch = absolute(np.stack([actions, actions]), np.stack([state, -state]), (True, True))
     np.testing.assert_array_equal(batch[1], absolute(actions, -state, (True, True)))
 

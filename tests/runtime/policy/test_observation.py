@@ -154,14 +154,53 @@ def test_a_policy_without_a_state() -> None:
 
 def test_notes() -> None:
     dark = np.zeros((20, 27, 3), np.uint8)
-    assert prepared(plain(images={NAMES[0]: dark})).notes == ()
+    masked = {"image_mask": {NAMES[1]: False, NAMES[2]: False}}
+    assert prepared(plain(images={NAMES[0]: dark}, **masked)).notes == ()
     dark[3, 4] = 1
-    note = prepared(plain(images={NAMES[0]: dark})).notes
+    note = prepared(plain(images={NAMES[0]: dark}, **masked)).notes
     assert note == (
         "the uint8 image images['base_0_rgb'] has no level above 1: is it a float image that was cast to uint8?",
     )
     (cut,) = prepared(plain(prompt="put it down " * 40)).notes
     assert "was cut to 80" in cut
+
+
+def test_what_is_missing_is_noted() -> None:
+    found = prepared(plain(images={NAMES[0]: IMAGES[0]}))
+    assert found.notes == (f"no image of {NAMES[1]}: it is masked", f"no image of {NAMES[2]}: it is masked")
+    same(found, prepared(plain(images={NAMES[0]: IMAGES[0], NAMES[1]: None}, image_mask={NAMES[2]: False})))
+    for text in ("", " \n"):
+        assert prepared(plain(prompt=text)).notes == ("the prompt is empty: the policy isn't told what to do",)
+
+
+@pytest.mark.parametrize(("low", "high", "most"), [("q01", "q99", 3.0), ("min", "max", 3.0), ("mean", "std", 10.0)])
+def test_a_state_far_from_the_data_is_noted(low: str, high: str, most: float) -> None:
+    """Range or deviation is 0.5 to 4, and 0 at the last number, which never moved."""
+    name, rng = "pi05_openpi", np.random.default_rng(7)
+    first, width = rng.normal(size=8), np.linspace(0.5, 4, 8)
+    width[7] = 0
+    above = first if low == "mean" else first + width
+    known = statistics_of(name)
+    own = {low: first, high: width if low == "mean" else above}
+    spec = spec_of(name, prompt="text", state_norm="identity")
+    statistics = Statistics(own, known.actions)
+
+    def noted(state: np.ndarray) -> tuple[str, ...]:
+        return prepare(spec, statistics, tokenizer_of(name), plain(state=state)).notes
+
+    near, far = most * width * 0.99, most * width * 1.01 + 1e-3
+    assert noted(first - near) == noted(above + near) == ()
+    state = first.copy()
+    state[[1, 7]], state[4] = (first - far)[[1, 7]], (above + far)[4]
+    (note,) = noted(state)
+    assert "trained on at 1, 4: check" in note
+
+
+def test_a_state_is_named_once() -> None:
+    with pytest.raises(ObservationError, match="The state has the shape"):
+        prepared(plain(state=STATE[:3]))
+    with pytest.raises(ObservationError, match="The state observation/state has the shape"):
+        prepared({**plain(state=None), "observation/state": STATE[:3]})
 
 
 def test_the_observation_is_left_as_it_was() -> None:

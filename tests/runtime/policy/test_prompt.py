@@ -199,3 +199,15 @@ def test_lone_surrogates_are_refused() -> None:
     for name in ("pi0", "smolvla"):
         with pytest.raises(ObservationError, match="prompt can't be tokenized"):
             token_ids(spec_of(name), tokenizer_of(name), "a\ud800b")
+
+
+@pytest.mark.parametrize("name", ["pi05", "pi0"])
+def test_a_token_without_a_row_in_the_table_is_refused_by_name(name: str) -> None:
+    tokenizer, state = tokenizer_of(name), STATE if name == "pi05" else None
+    ids, _ = token_ids(spec_of(name), tokenizer, "pick up the cup", state)
+    largest = int(ids.max())
+    same, _ = token_ids(spec_of(name, vocab=largest + 1), tokenizer, "pick up the cup", state)
+    np.testing.assert_array_equal(same, ids)
+    with pytest.raises(ObservationError, match=rf"\(id {largest}\), but the policy knows {largest} tokens") as caught:
+        token_ids(spec_of(name, vocab=largest), tokenizer, "pick up the cup", state)
+    assert repr(tokenizer.id_to_token(largest)) in str(caught.value)

@@ -89,6 +89,7 @@ def test_a_fixed_schedule_survives_json(convention: Any) -> None:
         ("convention", "cosine", "unknown convention 'cosine'"),
         ("times", [1.0] * 10, "has other times"),
         ("zero_row", 3, "has the row 3 for time 0"),
+        ("zero_row", 11, "has the row 11 for time 0"),
         ("zero_row", "10", "has the row '10' for time 0"),
         ("extra", 1, "does not have exactly steps"),
     ],

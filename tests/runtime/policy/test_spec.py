@@ -153,10 +153,23 @@ def test_limits_that_are_wrong_are_refused(key: str, value: Any, words: str) -> 
     refused(stored() | {"limits": LIMITS.to_json() | {key: value}}, f"limits.{key}", words)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "where"),
+    [([0.0, 2.0, 0.0], [1.0, 1.0, 1.0], "at 1"), ([0.0, 0.1, 0.1], [1.0, 0.1, 0.1], "at 1, 2")],
+)
+def test_limits_that_leave_no_action_are_refused(low: list[float], high: list[float], where: str) -> None:
+    """No float32 number is 0.1."""
+    limits = LIMITS.to_json()
+    refused(stored() | {"limits": limits | {"minimum": low, "maximum": high}}, "limits.minimum", where)
+    whole = stored() | {"limits": limits | {"minimum": [0.0, 1.0, -0.5], "maximum": [0.0, 1.0, 0.25]}}
+    assert PolicySpec.from_json(whole).limits.maximum == (0.0, 1.0, 0.25)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_statistics_are_read_back_to_the_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    vectors = [rng.standard_normal(7) * 10.0 ** rng.integers(-300, 300) for _ in range(3)]
+    vectors = [rng.standard_normal(7) * 10.0 ** rng.integers(-300, 30) for _ in range(3)]
+    vectors[1] = np.abs(vectors[1])
     whole = Statistics({"mean": vectors[0], "std": vectors[1]}, {"q01": vectors[2]})
     read = Statistics.from_json(json.loads(json.dumps(whole.to_json())))
     assert (sorted(read.state), sorted(read.actions)) == (["mean", "std"], ["q01"])
@@ -183,3 +196,26 @@ def test_statistics_that_are_wrong_are_refused(data: Any, words: str) -> None:
     with pytest.raises(BundleError) as caught:
         Statistics.from_json(data)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "most"), [("horizon", 65536), ("max_tokens", 65536), ("steps", 1000)])
+def test_numbers_that_no_robot_needs_are_refused(name: str, most: int) -> None:
+    assert getattr(PolicySpec.from_json(stored() | {name: most}), name) == most
+    refused(stored() | {name: most + 1}, f"policy.{name}", f"at most {most}")
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"std": [0.0, -1e-9]}, "std of dimension 1 is -1e-09"),
+        ({"mean": [1e300, 0.0]}, "mean of dimension 0 is 1e+300"),
+        ({"q01": [0.0, 2.0], "q99": [0.0, 1.5]}, "q01 of dimension 1 is above q99, 2 > 1.5"),
+        ({"min": [0.5], "max": [0.25]}, "min of dimension 0 is above max"),
+    ],
+)
+def test_statistics_that_no_data_has_are_refused(group: dict[str, list[float]], words: str) -> None:
+    with pytest.raises(BundleError, match="statistics of actions must be some that data can have") as caught:
+        Statistics.from_json({"state": {}, "actions": group})
+    assert words in str(caught.value)
+    flat = {"std": [0.0], "q01": [1.0], "q99": [1.0], "min": [-2.0], "max": [-2.0]}
+    assert Statistics.from_json({"state": flat, "actions": {}}).state["std"].tolist() == [0.0]

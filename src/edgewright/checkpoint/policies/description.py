@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgewright.checkpoint.folder import inside, read_sidecars
-from edgewright.checkpoint.policies.options import PolicyOptions
+from edgewright.checkpoint.folder import inside
+from edgewright.checkpoint.policies.options import PolicyOptions, option
 from edgewright.checkpoint.policies.sizes import PolicySizes
 from edgewright.checkpoint.text import MAX_JSON_BYTES, REMAKE, shown
 from edgewright.errors import BundleError, ConfigError, MalformedHeaderError, TokenizerError
@@ -24,7 +24,11 @@ GEMMA = "GemmaTokenizer"
 
 @dataclass(frozen=True)
 class Description:
-    """A policy without its weights; `files` are the files that were read besides the weights."""
+    """A policy without its weights.
+
+    `files` are the files that were read besides the weights; `given` are those of them that options may have named,
+    which needn't be in the folder, by option: `statistics`, `tokenizer`.
+    """
 
     spec: PolicySpec
     sizes: PolicySizes
@@ -33,6 +37,7 @@ class Description:
     files: tuple[Path, ...]
     tokenizer: Callable[[], bytes]
     notes: tuple[str, ...]
+    given: Mapping[str, Path] = field(default_factory=dict)
 
 
 def checked(spec: PolicySpec) -> PolicySpec:
@@ -44,11 +49,11 @@ def checked(spec: PolicySpec) -> PolicySpec:
         raise ConfigError(f"The policy's {reason}; correct the checkpoint's config or the options given.") from None
 
 
-def agreed(name: str, option: Any, found: Any, where: str) -> Any:
+def agreed(name: str, asked: Any, found: Any, where: str) -> Any:
     """Return what the checkpoint says, after checking that an option given for it says the same."""
-    if option is not None and option != found:
+    if asked is not None and asked != found:
         raise ConfigError(
-            f"The option {name} is {shown(option)}, but {where} says {shown(found)}; leave the option out."
+            f"The {option(name)} is {shown(asked)}, but {where} says {shown(found)}; leave the option out."
         )
     return found
 
@@ -60,9 +65,17 @@ def delta_mask(mask: tuple[bool, ...], state_dim: int, action_dim: int) -> tuple
     if len(mask) > min(state_dim, action_dim):
         raise ConfigError(
             f"Action number {len(mask) - 1} is marked as relative to the state, but the state has {state_dim} numbers"
-            f" and an action {action_dim}; correct the option delta_mask or the checkpoint's relative actions."
+            f" and an action {action_dim}; correct the {option('delta_mask')} or the checkpoint's relative actions."
         )
     return mask
+
+
+def own_names(cameras: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cameras; raises ConfigError where two have one name."""
+    twice = next((name for name in cameras if cameras.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"The {option('cameras')} names {shown(twice)} twice; give each camera a name of its own.")
+    return cameras
 
 
 def required(options: PolicyOptions, cameras: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
@@ -71,8 +84,8 @@ def required(options: PolicyOptions, cameras: tuple[str, ...], default: tuple[st
     unknown = [name for name in names if name not in cameras]
     if unknown:
         raise ConfigError(
-            f"The required cameras {', '.join(map(shown, unknown))} are not among the policy's"
-            f" ({', '.join(map(shown, cameras))}); name some of these."
+            f"The cameras {', '.join(map(shown, unknown))} of the {option('required_cameras')} are not among"
+            f" the policy's ({', '.join(map(shown, cameras))}); name some of these."
         )
     return names
 
@@ -87,24 +100,21 @@ def find_tokenizer(
     """
     if options.tokenizer is not None:
         path = Path(options.tokenizer)
-        if not path.exists():
-            raise ConfigError(f"The tokenizer {path} does not exist; give a {TOKENIZER} or a SentencePiece model.")
+        if not path.is_dir() and not path.is_file():
+            what = "is no file" if path.exists() else "does not exist"
+            raise ConfigError(f"The tokenizer {path} {what}; give a {TOKENIZER} or a SentencePiece model.")
         found = _in_folder(path, names) if path.is_dir() else path
         if found is None:
             raise ConfigError(
                 f"The folder {path} has no tokenizer (looked for {', '.join(names)}); give the file itself."
             )
         return found
-    for place in (*extra, ""):
-        inner = inside(folder, place) if place else folder
-        found = _in_folder(inner, names) if inner.is_dir() else None
-        if found is not None:
-            return found
-    return None
+    places = [f"{place}/" for place in extra] + [""]
+    return next((found for place in places if (found := _in_folder(folder, names, place)) is not None), None)
 
 
-def _in_folder(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((inside(folder, name) for name in names if (folder / name).is_file()), None)
+def _in_folder(folder: Path, names: tuple[str, ...], place: str = "") -> Path | None:
+    return next((inside(folder, place + name) for name in names if (folder / place / name).is_file()), None)
 
 
 def read_tokenizer(path: Path | None, folder: Path, reader: str) -> bytes:
@@ -115,14 +125,15 @@ def read_tokenizer(path: Path | None, folder: Path, reader: str) -> bytes:
     if path is None:
         raise TokenizerError(
             f"{folder} has no tokenizer (looked for {', '.join((TOKENIZER, *SENTENCEPIECE))}), and this policy's"
-            " project keeps it elsewhere; download it and give it with the option tokenizer."
+            f" project keeps it elsewhere; download it and give it with the {option('tokenizer')}."
         )
-    if path.name == TOKENIZER:
-        return read_sidecars(path.parent)[TOKENIZER]
     if path.suffix == ".json":
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise MalformedHeaderError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB; {REMAKE}.")
-        return path.read_bytes()
+        try:
+            if path.stat().st_size > MAX_JSON_BYTES:
+                raise MalformedHeaderError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB; {REMAKE}.")
+            return path.read_bytes()
+        except OSError as error:
+            raise TokenizerError(f"{path} can't be read ({error.strerror or error}); give a tokenizer.") from None
     from edgewright.checkpoint.sentencepiece import rebuild_tokenizer
 
     return rebuild_tokenizer(path, {**_EDGES, "tokenizer_class": reader}, {})

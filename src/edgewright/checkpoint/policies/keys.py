@@ -71,7 +71,7 @@ class Keys:
     def inner(self, name: str) -> Keys:
         """Return the object under a key; an empty one if it isn't there."""
         value = self.raw(name)
-        return Keys({} if value is None else value, f"{self.where}, {name},")
+        return Keys({} if value is None else value, f"{self.where.removesuffix(',')}, {name},")
 
     def items(self) -> list[tuple[str, Any]]:
         """Return all keys and values, which counts as having used them."""

@@ -17,11 +17,13 @@ from edgewright.checkpoint.policies.description import (
     checked,
     delta_mask,
     find_tokenizer,
+    own_names,
     read_tokenizer,
     required,
 )
 from edgewright.checkpoint.policies.keys import Keys
-from edgewright.checkpoint.policies.options import PolicyOptions
+from edgewright.checkpoint.policies.lerobot_notes import notes_of
+from edgewright.checkpoint.policies.options import PolicyOptions, option
 from edgewright.checkpoint.policies.processors import POSTPROCESSOR, PREPROCESSOR, Pipeline
 from edgewright.checkpoint.policies.sizes import PolicySizes, measure
 from edgewright.checkpoint.tensor import StoredTensor
@@ -84,9 +86,11 @@ def describe(
     for name, (value, why) in FIXED.items():
         keys.must(name, [value], why)
     if kind == "pi05" and options.discrete_state is False:
-        raise ConfigError("LeRobot's pi0.5 always has the state in its prompt; leave out the option discrete_state.")
+        raise ConfigError(
+            f"LeRobot's pi0.5 always has the state in its prompt; leave out the {option('discrete_state')}."
+        )
     if kind != "pi05" and options.discrete_state:
-        raise ConfigError(f"LeRobot's {kind} takes the state as numbers; leave out the option discrete_state.")
+        raise ConfigError(f"LeRobot's {kind} takes the state as numbers; leave out the {option('discrete_state')}.")
     sizes = measure(kind, tensors, options.sizes, **_vlm(keys, kind))
     before, after = _pipelines(folder, keys, kind)
     features = processors.read_features(keys.inner("input_features"))
@@ -98,11 +102,11 @@ def describe(
         _check_made(keys, sizes)
     cameras = _cameras(features, keys, before, options)
     real = tuple(name for name in cameras if not name.startswith(f"{IMAGES}.empty_camera_"))
-    horizon = int(agreed("horizon", options.horizon, keys.integer("chunk_size", 50), keys.where))
+    horizon = _horizon(keys, options)
     mask = _mask(keys, before, after, action_dim, options)
-    stats, source = _statistics(folder, before, after, {"state": state_dim, "actions": action_dim}, options)
+    stats, named = _statistics(folder, before, after, {"state": state_dim, "actions": action_dim}, options)
     tokenizer = find_tokenizer(folder, options, (TOKENIZER, *SENTENCEPIECE), (before.tokenizer or "tokenizer",))
-    notes = _notes(tokenizer, before)
+    notes = notes_of(keys, kind, tokenizer, before, after, options)
     stated_steps = keys.integer("num_steps" if kind == "smolvla" else "num_inference_steps", 10)
     spec = PolicySpec(
         kind=kind,
@@ -126,13 +130,35 @@ def describe(
         action_norm=after.norms["actions"],
         delta_mask=delta_mask(mask, state_dim, action_dim),
         steps_to_run=keys.integer("n_action_steps", horizon),
+        vocab=sizes.text.vocab,
         limits=options.limits,
         committed_actions=keys.integer("rtc_training_max_delay", 0, least=0),
     )
     keys.finish()
-    files = [folder / "config.json", *before.files, *after.files, *source, *([tokenizer] if tokenizer else [])]
-    read = functools.cache(lambda: read_tokenizer(tokenizer, folder, GEMMA))
-    return Description(checked(spec), sizes, stats, config, tuple(dict.fromkeys(files)), read, notes)
+    used = [*before.files, *after.files, *([] if named else [*before.states, *after.states])]
+    if tokenizer is not None:
+        named["tokenizer"] = tokenizer
+    return Description(
+        spec=checked(spec),
+        sizes=sizes,
+        statistics=stats,
+        config=config,
+        files=tuple(dict.fromkeys([folder / "config.json", *used, *named.values()])),
+        tokenizer=functools.cache(lambda: read_tokenizer(tokenizer, folder, GEMMA)),
+        notes=notes,
+        given=named,
+    )
+
+
+def _horizon(keys: Keys, options: PolicyOptions) -> int:
+    if "chunk_size" in keys:
+        return int(agreed("horizon", options.horizon, keys.integer("chunk_size"), keys.where))
+    if options.horizon is None:
+        raise ConfigError(
+            f"{keys.where} does not say how many actions a chunk has (chunk_size), and the weights fit any number: give"
+            f" the one of the training with the {option('horizon')}."
+        )
+    return options.horizon
 
 
 def _vlm(keys: Keys, kind: Kind) -> dict[str, Any]:
@@ -209,8 +235,7 @@ def _dim(
             f"{keys.where} has {shape[0]} numbers for {name}, but the policy takes {padded}; give the config of this"
             " checkpoint."
         )
-    option = "state_dim" if wanted == "STATE" else "action_dim"
-    return int(agreed(option, asked, shape[0], keys.where))
+    return int(agreed("state_dim" if wanted == "STATE" else "action_dim", asked, shape[0], keys.where))
 
 
 def _check_padded(keys: Keys, kind: Kind, sizes: PolicySizes) -> None:
@@ -250,12 +275,19 @@ def _cameras(
         raise ConfigError(f"{before.files[0]} renames a camera to {shown(missing[0])}, which the policy doesn't have.")
     original = {new: old for old, new in before.renames.items()}
     cameras = [original.get(name, name) for name in names]
+    twice = next((name for name in cameras if cameras.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{before.files[0]} renames the camera {shown(twice)}, whose name the policy's own camera has; save the"
+            " processors again."
+        )
     if options.cameras is not None:
+        own_names(options.cameras)
         wrong = [name for name in options.cameras if name not in cameras]
         if wrong or [name for name in cameras if name in options.cameras] != list(options.cameras):
             raise ConfigError(
-                f"The option cameras is {', '.join(options.cameras)}, which must be some of {', '.join(cameras)} in"
-                " this order, the one of the training."
+                f"The {option('cameras')} is {', '.join(options.cameras)}, which must be some of {', '.join(cameras)}"
+                " in this order, the one of the training."
             )
         cameras = list(options.cameras)
     return tuple(cameras)
@@ -306,8 +338,8 @@ def _mask(keys: Keys, before: Pipeline, after: Pipeline, action_dim: int, option
         mask, 1 << 30, 1 << 30
     ):
         raise ConfigError(
-            "The option delta_mask says something else than the checkpoint about which actions are relative; leave it"
-            " out."
+            f"The {option('delta_mask')} says something else than the checkpoint about which actions are relative;"
+            " leave it out."
         )
     return mask
 
@@ -323,8 +355,8 @@ def _relative(excluded: list[str], names: list[str] | None, action_dim: int) -> 
 
 def _statistics(
     folder: Path, before: Pipeline, after: Pipeline, dims: Mapping[str, int], options: PolicyOptions
-) -> tuple[Statistics, list[Path]]:
-    """Return the statistics, and the file they are from if the option named one."""
+) -> tuple[Statistics, dict[str, Path]]:
+    """Return the statistics, and the file they are from if the option named one, as `statistics`."""
     norms = {"state": before.norms["state"], "actions": after.norms["actions"]}
     if options.statistics is not None:
         path = Path(options.statistics)
@@ -332,11 +364,11 @@ def _statistics(
             raise ConfigError(
                 f"The statistics {path} do not exist; give a normalizer's safetensors file or a stats.json."
             )
-        return statistics.fit(statistics.read_any(path), dims, norms, str(path)), [path]
+        return statistics.fit(statistics.read_any(path), dims, norms, str(path)), {"statistics": path}
     _check_features(before, STATE, "STATE", dims["state"], PREPROCESSOR)
     _check_features(after, ACTION, "ACTION", dims["actions"], POSTPROCESSOR)
     groups = {"state": before.groups.get("state", {}), "actions": after.groups.get("actions", {})}
-    return statistics.fit(groups, dims, norms, str(folder)), []
+    return statistics.fit(groups, dims, norms, str(folder)), {}
 
 
 def _check_features(pipeline: Pipeline, feature: str, kind: str, dim: int, name: str) -> None:
@@ -348,12 +380,3 @@ def _check_features(pipeline: Pipeline, feature: str, kind: str, dim: int, name:
             f"{name} normalizes {feature} {what}, but config.json says that it is {kind} of {dim} numbers; give the"
             " files of one policy."
         )
-
-
-def _notes(tokenizer: Path | None, before: Pipeline) -> tuple[str, ...]:
-    notes = []
-    if not before.files:
-        notes.append("no processor files: the config tells how to normalize")
-    if tokenizer is None:
-        notes.append("no tokenizer in the folder: give it before deploying")
-    return tuple(notes)

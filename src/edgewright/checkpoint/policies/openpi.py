@@ -16,11 +16,12 @@ from edgewright.checkpoint.policies.description import (
     checked,
     delta_mask,
     find_tokenizer,
+    own_names,
     read_tokenizer,
     required,
 )
 from edgewright.checkpoint.policies.keys import Keys
-from edgewright.checkpoint.policies.options import PolicyOptions
+from edgewright.checkpoint.policies.options import PolicyOptions, option
 from edgewright.checkpoint.policies.sizes import PolicySizes, measure
 from edgewright.checkpoint.tensor import StoredTensor
 from edgewright.checkpoint.text import shown
@@ -61,10 +62,10 @@ def describe(
     max_tokens = _max_tokens(keys, kind, options)
     keys.ignore(NO_EFFECT)
     keys.finish()
-    cameras = CAMERAS if options.cameras is None else options.cameras
+    cameras = CAMERAS if options.cameras is None else own_names(options.cameras)
     if not 1 <= len(cameras) <= len(CAMERAS):
         raise ConfigError(
-            f"The option cameras has {len(cameras)} names, but the model has 1 to {len(CAMERAS)} image slots."
+            f"The {option('cameras')} has {len(cameras)} names, but the model has 1 to {len(CAMERAS)} image slots."
         )
     source, stats = _statistics(folder, kind, sizes, options)
     state_dim, action_dim = statistics.length(stats.state), statistics.length(stats.actions)
@@ -90,13 +91,23 @@ def describe(
         action_norm=NORM[kind],
         delta_mask=delta_mask(options.delta_mask or (), state_dim, action_dim),
         steps_to_run=horizon,
+        vocab=sizes.text.vocab,
         limits=options.limits,
     )
     tokenizer = find_tokenizer(folder, options, (*SENTENCEPIECE, TOKENIZER))
     files = [folder / "config.json"] if config else []
-    files += [source, *([tokenizer] if tokenizer else [])]
+    given = {"statistics": source, **({"tokenizer": tokenizer} if tokenizer else {})}
     read = functools.cache(lambda: read_tokenizer(tokenizer, folder, ""))
-    return Description(checked(spec), sizes, stats, config, tuple(files), read, _notes(config, options, tokenizer))
+    return Description(
+        spec=checked(spec),
+        sizes=sizes,
+        statistics=stats,
+        config=config,
+        files=(*files, *given.values()),
+        tokenizer=read,
+        notes=_notes(config, options, tokenizer),
+        given=given,
+    )
 
 
 def _horizon(keys: Keys, options: PolicyOptions, folder: Path) -> int:
@@ -105,7 +116,7 @@ def _horizon(keys: Keys, options: PolicyOptions, folder: Path) -> int:
     if options.horizon is None:
         raise ConfigError(
             f"{folder} does not say how many actions a chunk has (no action_horizon in config.json), and the weights"
-            " fit any number: give the one of its training config with the option horizon."
+            f" fit any number: give the one of its training config with the {option('horizon')}."
         )
     return options.horizon
 
@@ -118,14 +129,14 @@ def _prompt(keys: Keys, kind: Kind, options: PolicyOptions, folder: Path) -> Any
     if kind == "pi0":
         if discrete:
             raise ConfigError(
-                f"{folder} is pi0, which takes the state as numbers; leave out the option discrete_state."
+                f"{folder} is pi0, which takes the state as numbers; leave out the {option('discrete_state')}."
             )
         return "text-newline"
     if discrete is None:
         raise ConfigError(
             f"{folder} does not say whether the robot's state is part of the prompt (discrete_state_input in openpi's"
             " training config: true unless the config says otherwise, false for pi05_libero), and the weights fit both:"
-            " give it with the option discrete_state."
+            f" give it with the {option('discrete_state')}."
         )
     return "state" if discrete else "text-newline"
 
@@ -152,13 +163,13 @@ def _statistics(folder: Path, kind: Kind, sizes: PolicySizes, options: PolicyOpt
     return path, statistics.fit(groups, dims, {"state": NORM[kind], "actions": NORM[kind]}, str(path))
 
 
-def _dim(group: statistics.Group, option: str, asked: int | None, sizes: PolicySizes, path: Path) -> int:
+def _dim(group: statistics.Group, name: str, asked: int | None, sizes: PolicySizes, path: Path) -> int:
     """Return how many numbers of a group are the robot's: as many as have statistics, unless the rest is padding."""
     size = statistics.length(group)
     if not size:
         raise ConfigError(
-            f"{path} has no statistics of {'state' if option == 'state_dim' else 'actions'}, which openpi always"
-            " computes; give the whole file with the option statistics."
+            f"{path} has no statistics of {'state' if name == 'state_dim' else 'actions'}, which openpi always"
+            f" computes; give the whole file with the {option('statistics')}."
         )
     if size > sizes.action_dim:
         raise ConfigError(
@@ -168,7 +179,7 @@ def _dim(group: statistics.Group, option: str, asked: int | None, sizes: PolicyS
     if asked is not None:
         if not 0 < asked <= size:
             raise ConfigError(
-                f"The option {option} is {asked}, but {path} has statistics of {size} numbers, so they are those of"
+                f"The {option(name)} is {asked}, but {path} has statistics of {size} numbers, so they are those of"
                 " another robot or the option is wrong."
             )
         return asked
@@ -176,7 +187,7 @@ def _dim(group: statistics.Group, option: str, asked: int | None, sizes: PolicyS
         raise ConfigError(
             f"{path} has statistics of all {size} numbers that the policy takes, and the last"
             f" {size - statistics.used(group)} of them are always zero, so the robot's are not told from padding: give"
-            f" their count with the option {option}."
+            f" their count with the {option(name)}."
         )
     return size
 
@@ -186,7 +197,10 @@ def _notes(config: Mapping[str, Any], options: PolicyOptions, tokenizer: Path | 
     if "max_token_len" not in config and options.max_tokens is None:
         notes.append("the longest prompt is openpi's default, the checkpoint doesn't say it")
     if options.delta_mask is None:
-        notes.append("actions are taken as absolute: no delta_mask was given, and openpi's checkpoints don't say it")
+        notes.append(
+            f"actions are taken as absolute: none are marked with the {option('delta_mask')}, and"
+            " openpi's checkpoints don't say which are relative"
+        )
     if tokenizer is None:
         notes.append(f"no tokenizer beside the weights: give {shown('paligemma_tokenizer.model')} before deploying")
     return tuple(notes)

@@ -41,7 +41,10 @@ NEEDED: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass
 class Pipeline:
-    """What a processor file says; the fields of steps that it hasn't keep their defaults."""
+    """What a processor file says; the fields of steps that it hasn't keep their defaults.
+
+    `files` is the file itself, `states` are those with the statistics that it names.
+    """
 
     steps: list[str] = field(default_factory=list)
     norms: dict[str, Norm] = field(default_factory=dict)
@@ -54,6 +57,7 @@ class Pipeline:
     excluded: list[str] = field(default_factory=list)
     names: list[str] | None = None
     files: list[Path] = field(default_factory=list)
+    states: list[Path] = field(default_factory=list)
 
 
 def read_preprocessor(folder: Path, kind: Kind) -> Pipeline:
@@ -122,7 +126,7 @@ def _read_step(step: Keys, folder: Path, known: Mapping[str, Step], pipeline: Pi
         state = inside(folder, _plain(step.text("state_file"), step))
         if not state.is_file():
             raise ConfigError(f"{step.where} names the file {shown(state.name)}, which is not in the folder; add it.")
-        pipeline.files.append(state)
+        pipeline.states.append(state)
         pipeline.groups = read_normalizer(state)
     step.finish()
     known[name](config, pipeline)
@@ -227,7 +231,7 @@ def read_features(keys: Keys) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return type and shape of each feature."""
     features = {}
     for name, entry in keys.items():
-        feature = Keys(entry, f"{keys.where} {shown(name)},")
+        feature = Keys(entry, f"{keys.where.removesuffix(',')}, {shown(name)},")
         kind = feature.choice("type", ("STATE", "VISUAL", "ACTION", "ENV", "REWARD", "LANGUAGE"))
         shape: Any = feature.raw("shape")
         if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 1 << 20 for size in shape):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgewright.checkpoint.policies.options import size_flag, size_option
 from edgewright.checkpoint.policies.tensors import EMBEDDING, EXPERT, PALIGEMMA
 from edgewright.checkpoint.tensor import StoredTensor
 from edgewright.errors import ConfigError, TensorMismatchError
@@ -27,8 +28,12 @@ SMOL_HEAD_DIM = 64
 SMOL_EPSILON = 1e-5
 EPSILON = 1e-6
 ROPE_BASE = 10000.0
-#: What `PolicyOptions.sizes` may say.
-ASKED = ("vision.heads", "text.heads", "text.head_dim", "text.epsilon")
+#: What `PolicyOptions.sizes` may say of each policy: the numbers that no shape of it tells.
+ASKED: Mapping[Kind, tuple[str, ...]] = {
+    "pi05": ("vision.heads", "text.heads"),
+    "pi0": ("vision.heads", "text.heads"),
+    "smolvla": ("vision.heads", "text.head_dim", "text.epsilon"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +114,12 @@ def measure(
     SmolVLA was made from. Raises TensorMismatchError (tensors missing or of impossible shapes), ConfigError (a number
     that has to be asked for).
     """
-    unknown = sorted(set(asked) - set(ASKED))
+    unknown = sorted(set(asked) - set(ASKED[kind]))
     if unknown:
-        raise ConfigError(f"The sizes {', '.join(unknown)} can't be given; those that can are {', '.join(ASKED)}.")
+        raise ConfigError(
+            f"The sizes {', '.join(unknown)} can't be given for {kind}, of which nothing reads them: leave them out, or"
+            f" give those that its tensors don't tell ({', '.join(map(size_flag, ASKED[kind]))})."
+        )
     return (
         _Ruler(tensors, asked).smolvla(vlm, self_attention_every)
         if kind == "smolvla"
@@ -128,7 +136,7 @@ class _Ruler:
     def pi(self, kind: Kind) -> PolicySizes:
         """Return the sizes of pi0.5 or pi0."""
         heads = self._number("text.heads", GEMMA_HEADS)
-        text = self._text(f"{PALIGEMMA}model.language_model.", EMBEDDING, heads=heads)
+        text = self._text(f"{PALIGEMMA}model.language_model.", EMBEDDING, "text.heads", heads=heads)
         expert = self._expert(f"{EXPERT}model.", text)
         if (expert.layers, expert.kv_heads) != (text.layers, text.kv_heads):
             raise TensorMismatchError(
@@ -148,6 +156,7 @@ class _Ruler:
         text = self._text(
             f"{model}text_model.",
             f"{model}text_model.embed_tokens.weight",
+            "text.head_dim",
             head_dim=head_dim,
         )
         expert = self._expert("vlm_with_expert.lm_expert.", text)
@@ -185,22 +194,23 @@ class _Ruler:
             raise TensorMismatchError(
                 f"The vision tower has patches of {patch} x {other} pixels, {positions} positions and {heads} heads at"
                 f" width {width}, which is no square image of whole patches and heads; check the checkpoint and the"
-                " size vision.heads."
+                f" {size_option('vision.heads')}."
             )
         layers = self._layers(f"{prefix}encoder.layers.")
         inner = self._shape(f"{prefix}encoder.layers.0.mlp.fc1.weight", 2)[0]
         return VisionSizes(width=width, layers=layers, heads=heads, inner=inner, patch=patch, image=side * patch)
 
-    def _text(self, prefix: str, embedding: str, *, heads: int = 0, head_dim: int = 0) -> TextSizes:
-        """Return the language model's sizes, of which the number of heads or their size is known."""
+    def _text(self, prefix: str, embedding: str, size: str, *, heads: int = 0, head_dim: int = 0) -> TextSizes:
+        """Return the language model's sizes, of which the number of heads or their size is known, named `size`."""
         vocab, width = self._shape(embedding, 2)
         rows = self._shape(f"{prefix}layers.0.self_attn.q_proj.weight", 2)[0]
+        known = f"heads of {head_dim}" if head_dim else f"{heads} heads"
         heads, head_dim = heads or rows // head_dim, head_dim or rows // heads
         keys = self._shape(f"{prefix}layers.0.self_attn.k_proj.weight", 2)[0]
         if head_dim < 2 or heads * head_dim != rows or keys % head_dim or not keys or heads % (keys // head_dim):
             raise TensorMismatchError(
                 f"The language model projects to {rows} numbers for queries and {keys} for keys, which are not whole"
-                f" heads for {heads} heads of {head_dim}; check the checkpoint and the sizes text.heads, text.head_dim."
+                f" heads ({known}); check the checkpoint and the {size_option(size)}."
             )
         return TextSizes(
             width=width,
@@ -274,17 +284,19 @@ class _Ruler:
         if value is None:
             raise ConfigError(
                 f"No shape and no config tells {name} of this policy, which is not of a known size: give it with the"
-                f" option sizes ({name})."
+                f" {size_option(name)}."
             )
         if not 1 <= value < 1 << 16 or value != int(value):
-            raise ConfigError(f"The size {name} is {value:g}, which must be a positive integer.")
+            raise ConfigError(f"The {size_option(name)} is {value:g}, which must be a positive integer.")
         return int(value)
 
     def _epsilon(self, known: float | None) -> float:
         value = self._asked.get("text.epsilon", known)
-        if value is None or not 0 <= value < 1:
+        if value is None:
             raise ConfigError(
-                "No shape and no config tells the epsilon of the language model's norms: give it with the option sizes"
-                " (text.epsilon)."
+                "No shape and no config tells the epsilon of the language model's norms: give it with the"
+                f" {size_option('text.epsilon')}."
             )
+        if not 0 <= value < 1:
+            raise ConfigError(f"The {size_option('text.epsilon')} is {value:g}, which must be from 0 to below 1.")
         return float(value)

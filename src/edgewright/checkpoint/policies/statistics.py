@@ -10,11 +10,12 @@ import numpy as np
 
 from edgewright.checkpoint.folder import inside
 from edgewright.checkpoint.policies.keys import Keys, numbers
+from edgewright.checkpoint.policies.options import option
 from edgewright.checkpoint.safetensors import read_safetensors
 from edgewright.checkpoint.tensor import FLOATING
 from edgewright.checkpoint.text import read_json_object, shown
 from edgewright.errors import ConfigError
-from edgewright.runtime.policy.spec import NEEDED, STATISTICS, Norm, Statistics, Vector
+from edgewright.runtime.policy.spec import NEEDED, STATISTICS, Norm, Statistics, Vector, impossible
 
 NORM_STATS = "norm_stats.json"
 #: Statistics of LeRobot that no way of normalising uses.
@@ -33,7 +34,7 @@ def find_openpi(folder: Path, asked: str | Path | None) -> Path:
     if not files:
         raise ConfigError(
             f"{folder} has no normalization statistics (assets/<id>/{NORM_STATS}), without which actions have no"
-            " meaning; copy the assets folder of the training, or give the file with the option statistics."
+            f" meaning; copy the assets folder of the training, or give the file with the {option('statistics')}."
         )
     ids = ", ".join(sorted(map(shown, files)))
     if asked is not None:
@@ -42,7 +43,7 @@ def find_openpi(folder: Path, asked: str | Path | None) -> Path:
         return inside(folder, files[str(asked)].relative_to(folder).as_posix())
     if len(files) > 1:
         raise ConfigError(
-            f"{folder} has statistics of several robots ({ids}); say which one to use with the option statistics."
+            f"{folder} has statistics of several robots ({ids}); say which one to use with the {option('statistics')}."
         )
     return inside(folder, next(iter(files.values())).relative_to(folder).as_posix())
 
@@ -131,7 +132,8 @@ def fit(
 ) -> Statistics:
     """Return the statistics of the first `dims` numbers of "state" and "actions", those that `norms` need among them.
 
-    Raises ConfigError if one that is needed is missing, or if they are of another number of dimensions.
+    Raises ConfigError if one that is needed is missing, if they are of another number of dimensions, or if no data has
+    such statistics.
     """
     result: dict[str, Group] = {}
     for name, dim in dims.items():
@@ -140,13 +142,18 @@ def fit(
         if missing:
             raise ConfigError(
                 f"{source} has no {' and '.join(missing)} of {name}, which {norms[name]} normalization needs; give a"
-                " file that has them with the option statistics."
+                f" file that has them with the {option('statistics')}."
             )
         lengths = sorted({vector.size for vector in group.values()})
         if lengths and (len(lengths) > 1 or lengths[0] != dim):
             raise ConfigError(
                 f"{source} has statistics of {' and '.join(map(str, lengths))} numbers for {name}, but the policy has"
                 f" {dim}: they are those of another robot, give the ones the policy was trained with."
+            )
+        if wrong := impossible(group):
+            raise ConfigError(
+                f"{source} has statistics of {name} that no data has ({wrong}); compute them again, or give others"
+                f" with the {option('statistics')}."
             )
         result[name] = {key: np.array(vector) for key, vector in group.items()}
     return Statistics(result["state"], result["actions"])

@@ -42,8 +42,8 @@ class Chunking:
 
     `rate_hz` is the control rate, `horizon` the actions of a chunk, `steps_to_run` how many of them are executed before
     the next chunk is wanted. `delay` is how many ticks an inference is expected to take, None to expect the longest of
-    the last ones. At most `most_committed` actions are committed. `weight` is m of `ensemble`. Raises GenerationError
-    for values that can't be.
+    the last ones and, where ticks pass meanwhile, to ask one tick earlier than that. At most `most_committed` actions
+    are committed. `weight` is m of `ensemble`. Raises GenerationError for values that can't be.
     """
 
     rate_hz: float
@@ -131,6 +131,7 @@ class ActionBuffer:
         self.counts: Counter[str] = Counter()
         self._delays: deque[int] = deque(maxlen=_REMEMBERED)
         self._number = 0
+        self._beside = False  # ticks pass between a request and its chunk
         self.reset()
 
     def reset(self) -> None:
@@ -177,7 +178,8 @@ class ActionBuffer:
             return None
         coming = self._coming
         if self._chunks and self.chunking.mode != "ensemble":
-            wanted = self._chunks[-1].start + self.chunking.steps_to_run - self.expected_delay
+            early = 1 if self._beside and self.chunking.delay is None else 0  # no inference takes the same time twice
+            wanted = self._chunks[-1].start + self.chunking.steps_to_run - self.expected_delay - early
             if coming < wanted and self.remaining:
                 return None
         self._number += 1
@@ -222,6 +224,7 @@ class ActionBuffer:
         if took > self.expected_delay and self._moved is not None:
             self.counts["late"] += 1
         self._delays.append(took)
+        self._beside = self._last is not None and self._last >= request.start
         placed = self._placed(request, chunk)
         coming = self._coming
         self._count("missed", min(max(0, coming - placed.start), len(chunk)))

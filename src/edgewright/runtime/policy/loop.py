@@ -138,18 +138,27 @@ class Loop:
             raise GenerationError(
                 f"{count} committed actions leave nothing to infer of a chunk of {self.spec.horizon}: commit fewer."
             )
-        largest, lacks = self._denoise.largest("times"), None
-        if self.features.whole:
-            lacks = "has the whole loop inside"
-        elif self.features.table and self.schedule is not None and self.schedule.zero_row is None:
-            lacks = "has a time table without a row for time 0"
-        elif largest is not None and largest < self.spec.horizon:
-            lacks = "takes one time for all actions"
-        if lacks:
+        if lacks := self._lacks():
             raise GenerationError(
                 f"The bundle's denoise stage {lacks}, so it can't keep committed actions: infer without them, or build "
                 "the bundle for them."
             )
+
+    @property
+    def takes_committed(self) -> bool:
+        """Whether committed actions can be kept at all."""
+        return self._lacks() is None and self.spec.horizon > 1
+
+    def _lacks(self) -> str | None:
+        """Return what the denoise stage is that can't keep committed actions, None where it can."""
+        largest = self._denoise.largest("times")
+        if self.features.whole:
+            return "has the whole loop inside"
+        if self.features.table and self.schedule is not None and self.schedule.zero_row is None:
+            return "has a time table without a row for time 0"
+        if largest is not None and largest < self.spec.horizon:
+            return "takes one time for all actions"
+        return None
 
     def run(
         self,

@@ -97,11 +97,6 @@ def absolute(actions: Floats, state: Floats, mask: Sequence[bool]) -> Floats:
     return result
 
 
-def relative(actions: Floats, state: Floats, mask: Sequence[bool]) -> Floats:
-    """Return `actions` [..., horizon, numbers] with the state subtracted where `mask` says: undoes `absolute`."""
-    return absolute(actions, -state, mask)
-
-
 def pad(values: Floats, numbers: int) -> npt.NDArray[np.float32]:
     """Return `values` [..., n] as float32 with zeros up to `numbers`; values that are longer stay as they are."""
     missing = max(0, numbers - values.shape[-1])
@@ -117,17 +112,6 @@ def robot_actions(spec: PolicySpec, statistics: Statistics, actions: Floats, sta
     """
     mine = unnormalize(actions[..., : spec.action_dim], statistics.actions, spec.action_norm, spec.convention)
     return absolute(mine, state, spec.delta_mask).astype(np.float32)
-
-
-def model_actions(spec: PolicySpec, statistics: Statistics, actions: Floats, state: Floats) -> npt.NDArray[np.float32]:
-    """Return the robot's `actions` [..., horizon, action_dim] as the model has them: undoes `robot_actions`.
-
-    `state` [..., state_dim] is the one the result is to be relative to, as the robot gave it; the result is float32
-    [..., horizon, model_action_dim], padded with zeros. Raises BundleError if statistics are missing or do not fit.
-    """
-    mine = relative(actions, state, spec.delta_mask)
-    normalized = normalize(mine, statistics.actions, spec.action_norm, spec.convention)
-    return pad(normalized, spec.model_action_dim)
 
 
 def check_statistics(spec: PolicySpec, statistics: Statistics) -> None:

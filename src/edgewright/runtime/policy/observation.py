@@ -24,7 +24,7 @@ from edgewright.errors import ObservationError
 from edgewright.runtime.policy.images import Image, Pixels, resize
 from edgewright.runtime.policy.numbers import Floats, normalize, pad
 from edgewright.runtime.policy.prompt import TokenIds, token_ids
-from edgewright.runtime.policy.spec import PolicySpec, Statistics
+from edgewright.runtime.policy.spec import PolicySpec, Statistics, Vector
 from edgewright.runtime.text import Tokenizer
 
 #: What openpi's robots call the cameras of its models.
@@ -43,8 +43,12 @@ _MASK_KEYS = ("image_mask", "image_masks")
 _WITHOUT_EFFECT = frozenset(
     {"action", "actions", "timestamp", "frame_index", "episode_index", "index", "task_index", "robot_type"}
 )
+#: LeRobot's names of image slots that no camera fills.
+_NEVER_THERE = "empty_camera_"
 #: How far from 0..1 rounding may have moved a float image.
 _ROUNDING = 1e-6
+#: Ranges beyond the range, and deviations, from which on a state is noted as one that was never seen.
+_FAR_RANGES, _FAR_DEVIATIONS = 3.0, 10.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,7 +81,15 @@ def prepare(spec: PolicySpec, statistics: Statistics, tokenizer: Tokenizer, obse
     images, camera_mask = _images(spec, found.images, found.mask, notes)
     raw_state = _state(spec, found, notes)
     normalized, state = _normalized(spec, statistics, raw_state)
-    ids, cut = token_ids(spec, tokenizer, _prompt(found), normalized if spec.state_dim else None)
+    if far := _far(statistics.state, raw_state):
+        notes.append(
+            f"the state is far outside what the policy was trained on at {', '.join(map(str, far))}: check the robot's "
+            "units, and the order of the numbers"
+        )
+    prompt = _prompt(found)
+    if not prompt.strip():
+        notes.append("the prompt is empty: the policy isn't told what to do")
+    ids, cut = token_ids(spec, tokenizer, prompt, normalized if spec.state_dim else None)
     return Prepared(
         images=images,
         camera_mask=camera_mask,
@@ -183,6 +195,11 @@ def _images(
             f" {', '.join(spec.cameras)}."
         )
     order = [camera for camera in spec.cameras if camera in there]
+    notes += [
+        f"no image of {camera}: it is masked"
+        for camera in spec.cameras
+        if camera not in {**given, **mask} and not _short(camera).startswith(_NEVER_THERE)
+    ]
     images = np.empty((len(order), 3, *spec.image_size), np.float32)
     for index, camera in enumerate(order):
         key, value = there[camera]
@@ -244,16 +261,16 @@ def _state(spec: PolicySpec, found: _Found, notes: list[str]) -> Floats:
     if state.ndim == 2 and state.shape[0] == 1:
         state = state[0]
     if state.dtype.kind not in "fiu":
-        raise ObservationError(f"The state {key} is {state.dtype}, but a state is numbers: send a float array.")
+        raise ObservationError(f"{_the_state(key)} is {state.dtype}, but a state is numbers: send a float array.")
     if state.shape != (spec.state_dim,):
         raise ObservationError(
-            f"The state {key} has the shape {list(state.shape)}, but the policy was trained on"
+            f"{_the_state(key)} has the shape {list(state.shape)}, but the policy was trained on"
             f" {spec.state_dim} numbers: send [{spec.state_dim}], without padding."
         )
     wrong = np.flatnonzero(~np.isfinite(state)).tolist()
     if wrong:
         raise ObservationError(
-            f"The state {key} is NaN or infinite at {', '.join(map(str, wrong))}, so no action can follow from it:"
+            f"{_the_state(key)} is NaN or infinite at {', '.join(map(str, wrong))}, so no action can follow from it:"
             " check the robot's sensors."
         )
     if isinstance(value, np.ndarray) and state.dtype.kind == "f":
@@ -273,6 +290,29 @@ def _normalized(spec: PolicySpec, statistics: Statistics, raw_state: Floats) -> 
             " robot's sensors and units."
         )
     return normalized, state
+
+
+def _the_state(key: str) -> str:
+    return "The state" if key == "state" else f"The state {key}"
+
+
+def _far(known: Mapping[str, Vector], state: Floats) -> list[int]:
+    """Return which numbers of a state [state_dim] are far from the data, by the statistics there are.
+
+    Far is more than 3 times the range beyond it (quantiles, else extremes), or 10 deviations from the mean; what never
+    moved in the data has no range and isn't measured.
+    """
+    for low, high in (("q01", "q99"), ("min", "max"), ("mean", "std")):
+        if not state.size or any(name not in known or known[name].size < state.size for name in (low, high)):
+            continue
+        deviations = low == "mean"
+        first, second = known[low][: state.size], known[high][: state.size]
+        width, above = (second, first) if deviations else (second - first, second)
+        values = state.astype(np.float64)
+        beyond = np.maximum(first - values, values - above)
+        far = (width > 0) & (beyond > (_FAR_DEVIATIONS if deviations else _FAR_RANGES) * width)
+        return [int(index) for index in np.flatnonzero(far)]
+    return []
 
 
 def _prompt(found: _Found) -> str:

@@ -44,6 +44,7 @@ _TOLD = (
     "horizon",
     "steps",
     "steps_to_run",
+    "limits",
 )
 _MS = 1000.0
 
@@ -138,9 +139,8 @@ class Policy:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What a client must know to send observations and use actions: plain values."""
-        values = self.spec.to_json()
-        return {name: values[name] for name in _TOLD}
+        """What a client must know to send observations and to use actions, its guards included: plain values."""
+        return metadata_of(self.spec, takes_committed=self._loop.takes_committed)
 
     def infer(
         self,
@@ -160,13 +160,8 @@ class Policy:
         told of every step. Raises ObservationError, and GenerationError for noise, steps or committed actions that
         can't be used, or where the actions would not be finite.
         """
-        return self.infer_batch(
-            [observation],
-            None if noise is None else _leading(noise),
-            steps,
-            [committed],
-            watch=watch,
-        )[0]
+        with self._lock:
+            return self._infer([observation], noise, None, steps, [committed], watch)[0]
 
     def infer_batch(
         self,
@@ -189,12 +184,13 @@ class Policy:
                 "for each, None where there are none."
             )
         with self._lock:
-            return self._infer(observations, noise, steps, committed, watch)
+            return self._infer(observations, noise, len(observations), steps, committed, watch)
 
     def _infer(
         self,
         observations: Sequence[Observation],
         noise: Floats | None,
+        batch: int | None,
         steps: int | None,
         committed: Sequence[npt.ArrayLike | None] | None,
         watch: Watch | None,
@@ -205,7 +201,7 @@ class Policy:
             None if actions is None else model_actions(self.spec, self.statistics, actions, one.raw_state)
             for actions, one in zip(committed or [None] * len(prepared), prepared, strict=True)
         ]
-        begin = self._noise(noise, len(prepared))
+        begin = self._noise(noise, batch)
         ready = time.perf_counter()
         flow = self._loop.run(prepared, begin, steps=steps, committed=kept, watch=watch)
         return self._chunks(prepared, flow, start, ready)
@@ -227,29 +223,44 @@ class Policy:
             "total": _MS * (time.perf_counter() - start),
         }
         return [
-            Chunk(actions=mine, normalized=rows, timings=timings, notes=one.notes)
+            Chunk(actions=mine, normalized=rows, timings=timings, notes=(*one.notes, *outside(self.spec, mine)))
             for mine, rows, one in zip(actions, flow.actions, prepared, strict=True)
         ]
 
-    def _noise(self, noise: Any, batch: int) -> Floats:
-        """Return noise float32 [batch, horizon, model_action_dim]: the caller's if it is that, or new."""
-        shape = (batch, self.spec.horizon, self.spec.model_action_dim)
+    def _noise(self, noise: Any, batch: int | None) -> Floats:
+        """Return noise float32 [batch, horizon, model_action_dim]: the caller's, without batch where None, or new."""
+        mine = (self.spec.horizon, self.spec.model_action_dim)
+        shape = mine if batch is None else (batch, *mine)
         if noise is None:
-            return self._random.standard_normal(shape, np.float32)
+            return self._random.standard_normal((batch or 1, *mine), np.float32)
         if not isinstance(noise, np.ndarray) or noise.dtype != np.float32 or noise.shape != shape:
             what = f"{noise.dtype} {list(noise.shape)}" if isinstance(noise, np.ndarray) else type(noise).__name__
             raise GenerationError(
-                f"The noise is {what}, but the flow begins with float32 {list(shape)} (batch, horizon, the model's "
-                "action numbers): give that, or none."
+                f"The noise is {what}, but the flow begins with float32 {list(shape)} "
+                f"({'' if batch is None else 'batch, '}horizon, the model's action numbers): give that, or none."
             )
         if not np.isfinite(noise).all():
             raise GenerationError("The noise has NaN or infinite values, so no action can follow: give other noise.")
-        return noise
+        return noise.reshape(-1, *mine)
 
 
-def _leading(noise: Any) -> Any:
-    """Return one observation's noise as a batch of one."""
-    return noise[None] if isinstance(noise, np.ndarray) and noise.ndim == 2 else noise
+def metadata_of(spec: PolicySpec, *, takes_committed: bool) -> dict[str, Any]:
+    """Return what a client is told of a policy; `takes_committed`: `infer` takes committed actions."""
+    values = spec.to_json()
+    return {**{name: values[name] for name in _TOLD}, "takes_committed": takes_committed}
+
+
+def outside(spec: PolicySpec, actions: npt.NDArray[np.float32]) -> tuple[str, ...]:
+    """Return a note where actions [horizon, action_dim] are not within the limits' minimum and maximum."""
+    limits, where = spec.limits, np.zeros(spec.action_dim, np.bool_)
+    if limits.minimum is not None:
+        where |= (actions < np.array(limits.minimum)).any(axis=0)
+    if limits.maximum is not None:
+        where |= (actions > np.array(limits.maximum)).any(axis=0)
+    if not where.any():
+        return ()
+    numbers = ", ".join(map(str, np.flatnonzero(where)))
+    return (f"actions are outside the bundle's limits at {numbers}: a guard (Control) on the robot's side clips them",)
 
 
 def policy_spec(manifest: Manifest) -> PolicySpec:

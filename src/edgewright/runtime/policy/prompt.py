@@ -63,7 +63,8 @@ def token_ids(
     """Return the ids of a prompt, int64 [tokens] without padding, and notes on what was cut off.
 
     `state` [state_dim] is the normalized state before padding; only the prompt `state` reads it. Raises
-    ObservationError where the text can't be tokenized or the state is missing.
+    ObservationError where the text can't be tokenized, the embedding table has no row for a token, or the state is
+    missing.
     """
     text = full_text(spec, prompt, state)
     try:
@@ -72,6 +73,12 @@ def token_ids(
             ids += tokenizer.encode("\n", add_special_tokens=False)
     except GenerationError as error:
         raise ObservationError(f"The prompt can't be tokenized: {error}") from error
+    beyond = [index for index in ids if spec.vocab and index >= spec.vocab]
+    if beyond:
+        raise ObservationError(
+            f"The prompt has the token {tokenizer.id_to_token(beyond[0])!r} (id {beyond[0]}), but the policy knows"
+            f" {spec.vocab} tokens: leave it out of the text."
+        )
     if len(ids) <= spec.max_tokens:
         return np.array(ids, np.int64), ()
     note = f"the prompt has {len(ids)} tokens and was cut to {spec.max_tokens}: shorten the instruction"

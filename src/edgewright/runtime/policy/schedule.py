@@ -18,14 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewright.errors import BundleError, GenerationError
-from edgewright.runtime.policy.spec import Schedule
+from edgewright.runtime.policy.spec import MAX_STEPS, Schedule
 
 Floats = npt.NDArray[np.float32]
 
 #: Of the sines and cosines of a time, in units of the flow's whole length.
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
-#: No robot waits for more steps than this; a larger number is a mistake.
-MAX_STEPS = 1000
 
 
 def check_steps(steps: Any) -> int:
@@ -68,7 +66,7 @@ class FixedSchedule:
     """The schedule that a bundle's denoise stage has inside, as tables or as the whole loop.
 
     `times` are those of the rows 0 to `steps` - 1 of the tables; `zero_row` is the row of time 0, which committed
-    actions take, None where there is none.
+    actions take: `steps`, or None where there is none.
     """
 
     steps: int
@@ -101,11 +99,11 @@ class FixedSchedule:
             raise _refused(f"has the unknown convention {convention!r}")
         if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
             raise _refused(f"has {steps!r} steps")
-        if zero_row is not None and (type(zero_row) is not int or zero_row < steps):
-            raise _refused(f"has the row {zero_row!r} for time 0")
         schedule = cls.of(convention, steps)
         if data["times"] != list(schedule.times):
             raise _refused(f"has other times than {convention} gives for {steps} steps")
+        if zero_row is not None and (type(zero_row) is not int or zero_row != steps):
+            raise _refused(f"has the row {zero_row!r} for time 0")
         return cls(steps=steps, convention=convention, times=schedule.times, zero_row=zero_row)
 
     def require(self, convention: Schedule, steps: int, error: type[BundleError] | type[GenerationError]) -> None:

@@ -29,6 +29,10 @@ NEEDED: Mapping[Norm, tuple[str, ...]] = {
     "identity": (),
 }
 STATISTICS = ("mean", "std", "q01", "q99", "min", "max")
+#: No robot waits for more steps than this; a larger number is a mistake.
+MAX_STEPS = 1000
+#: The same of the actions of a chunk and the tokens of a prompt, which buffers are made for.
+MAX_HORIZON = MAX_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,8 @@ class PolicySpec:
     policy takes no state), `model_state_dim` and `model_action_dim` what the graphs take, padded with zeros. `horizon`
     is the number of actions in a chunk, `steps` the default number of denoise steps, `steps_to_run` how many actions of
     a chunk are meant to be executed. `delta_mask` marks the leading action dimensions that are relative to the state.
-    `committed_actions` is how many actions of the last chunk it was trained to continue from (0: it was not).
+    `committed_actions` is how many actions of the last chunk it was trained to continue from (0: it was not). `vocab`
+    is how many rows the embedding table has, which no token id may reach (0: not known).
     """
 
     kind: Kind
@@ -92,6 +97,7 @@ class PolicySpec:
     bins: int = 256
     delta_mask: tuple[bool, ...] = ()
     committed_actions: int = 0
+    vocab: int = 0
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +112,10 @@ class PolicySpec:
         return spec
 
     def check(self) -> None:
-        """Raise BundleError where two values contradict each other."""
+        """Raise BundleError where two values contradict each other, or one is larger than any robot needs."""
+        for name, most in (("horizon", MAX_HORIZON), ("max_tokens", MAX_TOKENS), ("steps", MAX_STEPS)):
+            if getattr(self, name) > most:
+                raise _wrong(f"policy.{name}", f"at most {most}")
         if len(set(self.cameras)) != len(self.cameras) or not set(self.required_cameras) <= set(self.cameras):
             raise _wrong("policy.required_cameras", "cameras that are all in policy.cameras, each once")
         if self.state_dim > self.model_state_dim or self.action_dim > self.model_action_dim:
@@ -121,6 +130,12 @@ class PolicySpec:
             values = getattr(self.limits, name)
             if values is not None and len(values) != self.action_dim:
                 raise _wrong(f"policy.limits.{name}", f"one number for each of the {self.action_dim} of an action")
+        low, high = self.limits.minimum, self.limits.maximum
+        if low is not None and high is not None:
+            empty = inward(np.array(low), np.float32(np.inf)) > inward(np.array(high), np.float32(-np.inf))
+            if empty.any():
+                where = ", ".join(map(str, np.flatnonzero(empty)))
+                raise _wrong("policy.limits.minimum", f"below policy.limits.maximum (it isn't at {where})")
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,33 @@ def _vectors(data: Any, where: str) -> dict[str, Vector]:
         vectors[key] = np.array(numbers, np.float64)
     if len({vector.size for vector in vectors.values()}) > 1:
         raise _wrong(where, "vectors of one length")
+    if wrong := impossible(vectors):
+        raise _wrong(where, f"some that data can have ({wrong})")
     return vectors
+
+
+def impossible(group: Mapping[str, Vector]) -> str:
+    """Return in words what no data has: a negative deviation, crossed bounds, beyond float32; empty if nothing is."""
+    largest = float(np.finfo(np.float32).max)
+    for key, vector in group.items():
+        odd = (np.abs(vector) > largest) | ((vector < 0) & (key == "std"))
+        if odd.any():
+            at = int(np.argmax(odd))
+            return f"{key} of dimension {at} is {vector[at]:g}"
+    for low, high in (("q01", "q99"), ("min", "max")):
+        if low in group and high in group and (crossed := group[low] > group[high]).any():
+            at = int(np.argmax(crossed))
+            return f"{low} of dimension {at} is above {high}, {group[low][at]:g} > {group[high][at]:g}"
+    return ""
+
+
+def inward(bounds: Vector, inner: np.float32) -> npt.NDArray[np.float32]:
+    """Return float32 bounds that lie not outside the float64 ones; `inner` is the infinity on the inner side."""
+    with np.errstate(over="ignore"):
+        rounded = bounds.astype(np.float32)
+    outside = rounded < bounds if inner > 0 else rounded > bounds
+    result: npt.NDArray[np.float32] = np.where(outside, np.nextafter(rounded, inner), rounded)
+    return result
 
 
 Check = Callable[[Any, str], Any]
@@ -263,6 +304,7 @@ _SPEC: Mapping[str, Check] = {
     "bins": _integer(2),
     "delta_mask": _each(_flag),
     "committed_actions": _integer(0),
+    "vocab": _integer(0),
     "limits": lambda value, where: Limits.from_json(value),
 }
 
