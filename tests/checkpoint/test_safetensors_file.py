@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -188,3 +190,18 @@ def test_mutated_files_raise_named_errors_only(tmp_path: Path) -> None:
             assert_one_sentence(error, "fuzz.safetensors")
     assert refused > 300
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are counted in /proc")
+def test_what_was_read_of_a_mapped_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+    def resident() -> int:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(re.search(r"RssFile:\s+(\d+) kB", status)[1]) // 1024  # type: ignore[index]
+
+    values = np.arange(24 << 20, dtype=np.float32).reshape(-1, 1024)  # 96 MB
+    save_file({"w": values}, tmp_path / "w.safetensors")
+    tensor = read_safetensors(tmp_path / "w.safetensors")["w"]
+    before = resident()
+    for start in range(0, len(values), 2048):
+        np.testing.assert_array_equal(tensor.rows(start, start + 2048), values[start : start + 2048])
+    assert resident() - before < 30

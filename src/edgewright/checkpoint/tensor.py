@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -33,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "bool": np.dtype("?"),
 }
+_WORTH_FORGETTING = 1 << 20
 FLOATING = frozenset(name for name in DTYPES if "float" in name)
 
 
@@ -132,6 +134,8 @@ class MappedTensor(StoredTensor):
         data = np.ascontiguousarray(self.raw(start, stop))
         values = data.reshape(-1).view(DTYPES[self.dtype])
         values = widen(values) if self.dtype in FLOATING else values.copy()
+        if self._order is None:
+            forget(self.raw(start, stop))
         return values.reshape(shape if self.shape or stop > start else (0,))
 
 
@@ -152,6 +156,21 @@ class OffsetTensor(StoredTensor):
 
     def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         return self._stored.rows(start, stop) - self._offset
+
+
+def forget(data: Bytes) -> None:
+    """Let the system take back the pages of a mapped file that `data` lies in; they come again when they are read.
+
+    Pages that were read count as this process's memory for as long as they stay mapped. Small runs are left alone.
+    """
+    owner: Any = data
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if data.nbytes < _WORTH_FORGETTING or not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    first = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    start = first - first % mmap.PAGESIZE
+    owner.madvise(mmap.MADV_DONTNEED, start, first + data.nbytes - start)
 
 
 def take_rows(data: Bytes, row_count: int, start: int, stop: int, order: npt.NDArray[np.intp] | None) -> Bytes:
