@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from edgewright.errors import CalibrationDataError
 from edgewright.formats import Array
 
+#: Tokens whose products are taken at once: a product of few tokens costs more in passes over its result than in sums.
+_PORTION = 4096
 #: Bins of the histogram of magnitudes; it covers [0, limit) and doubles its limit when a larger one comes.
 BINS = 2048
 
@@ -24,8 +27,8 @@ class Moments:
     """Statistics of inputs x `[tokens, width]`.
 
     `total`, `magnitude` are sums of x and |x| by column (float64 `[width]`), `lows` and `highs` the extremes by column
-    (float32 `[width]`). `second` is the sum of x x^T (float32 `[width, width]`), or None if not asked for. `histogram`
-    counts |x| in BINS bins of [0, `limit`), with `keep_histogram`. With `keep_columns` every column has a coarse
+    (float32 `[width]`). `histogram` counts |x| in BINS bins of [0, `limit`),
+    with `keep_histogram`. With `keep_columns` every column has a coarse
     histogram of its own (int64 `[width, bins]`), from which `scaled` makes the histogram of scaled inputs.
     """
 
@@ -42,7 +45,9 @@ class Moments:
         self.magnitude = np.zeros(self.width)
         self.lows = np.zeros(self.width, np.float32)
         self.highs = np.zeros(self.width, np.float32)
-        self.second = np.zeros((self.width, self.width), np.float32) if self.keep_second else None
+        self._second = np.zeros((self.width, self.width), np.float32) if self.keep_second else None
+        self._waiting: list[Array] = []
+        self._lock = threading.Lock()  # modules that share an input are rounded at once
         self.histogram = np.zeros(BINS, np.int64)
         self.columns = np.zeros((self.width, _OWN_BINS), np.int64) if self.keep_columns else None
 
@@ -66,8 +71,23 @@ class Moments:
             self._count(magnitude, float(magnitude.max()))
         if self.columns is not None:
             self._count_columns(magnitude, self.columns)
-        if self.second is not None:
-            self.second += x.T @ x
+        if self._second is not None:
+            self._waiting.append(x.copy())
+            if sum(map(len, self._waiting)) >= _PORTION:
+                self._multiply()
+
+    def _multiply(self) -> None:
+        with self._lock:
+            if self._waiting and self._second is not None:
+                x = np.concatenate(self._waiting)
+                self._waiting = []
+                self._second += x.T @ x
+
+    @property
+    def second(self) -> Array | None:
+        """The sum of x x^T, float32 `[width, width]`, or None where it wasn't asked for."""
+        self._multiply()
+        return self._second
 
     def _count(self, magnitude: Array, largest: float) -> None:
         if self.limit == 0.0:
@@ -92,7 +112,7 @@ class Moments:
         other.lows = (self.lows * factors).astype(np.float32)
         other.highs = (self.highs * factors).astype(np.float32)
         if self.second is not None:
-            other.second = (self.second * factors[:, None] * factors[None, :]).astype(np.float32)
+            other._second = (self.second * factors[:, None] * factors[None, :]).astype(np.float32)
         if self.columns is not None:
             edges = ((np.arange(_OWN_BINS + 1, dtype=np.int32) + _FIRST) << _SHIFT).view(np.float32).astype(np.float64)
             centres = (edges[:-1] + edges[1:]) / 2

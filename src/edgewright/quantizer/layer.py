@@ -87,14 +87,23 @@ def quantize_segment(
             group.value: _scale(group, moments.get(group.value), factors, now, outcome)
             for group, factors in zip(groups, found, strict=True)
         }
-        waiting = [
-            pool.submit(_round, target, scaled[group.value], now, codes) for group in groups for target in group.targets
-        ]
-        outcome.modules = [future.result() for future in waiting]
+        todo = [(target, scaled[group.value]) for group in groups for target in group.targets]
+        # The longest first, so that no thread is left with it alone.
+        waiting = {
+            index: pool.submit(_round, *todo[index], now, codes)
+            for index in sorted(range(len(todo)), key=lambda index: -_work(todo[index][0]))
+        }
+        outcome.modules = [waiting[index].result() for index in range(len(todo))]
     if transforms.bias_correction:
         for done in outcome.modules:
             _correct_bias(done, now, outcome)
     return outcome
+
+
+def _work(target: Target) -> int:
+    """Return about how long a module takes: its second moment is factorised, its rows are carried through that."""
+    rows, width = target.shape
+    return (rows + width) * width * width
 
 
 def _factors(group: Group, moments: Moments | None, weight: Weights, transforms: Transforms) -> Array | None:
