@@ -34,7 +34,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "bool": np.dtype("?"),
 }
-_WORTH_FORGETTING = 1 << 20
+#: Bytes of a mapped file that are given back at once, and how few aren't worth it.
+_PORTION, _WORTH_FORGETTING = 4 << 20, 1 << 20
 FLOATING = frozenset(name for name in DTYPES if "float" in name)
 
 
@@ -135,8 +136,15 @@ class MappedTensor(StoredTensor):
         values = data.reshape(-1).view(DTYPES[self.dtype])
         values = widen(values) if self.dtype in FLOATING else values.copy()
         if self._order is None:
-            forget(self.raw(start, stop))
+            self._forget(start, stop)
         return values.reshape(shape if self.shape or stop > start else (0,))
+
+    def _forget(self, start: int, stop: int) -> None:
+        """Give back what lies before `stop`, once for every portion that rows are read across the end of."""
+        row_bytes = self.nbytes // max(1, self.row_count)
+        first, last = start * row_bytes, stop * row_bytes
+        if first // _PORTION != last // _PORTION or stop == self.row_count:
+            forget(self._data[first - first % _PORTION : last])
 
 
 class OffsetTensor(StoredTensor):
