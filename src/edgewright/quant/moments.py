@@ -89,6 +89,10 @@ class Moments:
         self._multiply()
         return self._second
 
+    @second.setter
+    def second(self, value: Array | None) -> None:
+        self._waiting, self._second = [], value
+
     def _count(self, magnitude: Array, largest: float) -> None:
         if self.limit == 0.0:
             self.limit = largest or 1.0
@@ -112,7 +116,7 @@ class Moments:
         other.lows = (self.lows * factors).astype(np.float32)
         other.highs = (self.highs * factors).astype(np.float32)
         if self.second is not None:
-            other._second = (self.second * factors[:, None] * factors[None, :]).astype(np.float32)
+            other.second = (self.second * factors[:, None] * factors[None, :]).astype(np.float32)
         if self.columns is not None:
             edges = ((np.arange(_OWN_BINS + 1, dtype=np.int32) + _FIRST) << _SHIFT).view(np.float32).astype(np.float64)
             centres = (edges[:-1] + edges[1:]) / 2
