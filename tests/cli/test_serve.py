@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from edgewright.bundle import Manifest, read_manifest, write_manifest
-from edgewright.runtime.policy.spec import PolicySpec
 from edgewright.serve import PolicyClient, RemoteError
+from policy_specs import small_spec
 
 from .conftest import Cli
 
@@ -61,24 +61,14 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 @pytest.fixture
 def policy_bundle(tmp_path: Path) -> Path:
     """A manifest that describes a policy."""
-    spec = PolicySpec(
-        kind="pi05",
-        convention="openpi",
+    spec = small_spec(
         cameras=("base_0_rgb",),
         required_cameras=(),
         image_size=(14, 14),
         image_tokens=1,
-        resize="pil-center",
-        state_dim=4,
-        action_dim=3,
-        model_state_dim=32,
-        model_action_dim=32,
         horizon=2,
         steps=1,
-        schedule="float32-sum",
-        prompt="text",
         max_tokens=8,
-        tokenizer="tokenizer.model",
         state_norm="identity",
         action_norm="identity",
         steps_to_run=2,

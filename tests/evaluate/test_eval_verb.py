@@ -17,24 +17,18 @@ from edgewright.bundle import Manifest, read_manifest, write_manifest
 from edgewright.cli import main
 from edgewright.runtime.policy.policy import policy_spec
 from edgewright.runtime.policy.spec import PolicySpec
+from policy_specs import small_spec
 
-SPEC = PolicySpec(
+SPEC = small_spec(
     kind="smolvla",
     convention="lerobot",
     cameras=("observation.images.top", "observation.images.side"),
     required_cameras=("observation.images.top",),
-    image_size=(28, 42),
-    image_tokens=6,
     resize="torch-left-top",
-    state_dim=4,
     action_dim=DIMS,
-    model_state_dim=32,
-    model_action_dim=32,
     horizon=HORIZON,
-    steps=3,
     schedule="float64-linear",
     prompt="text-newline",
-    max_tokens=48,
     tokenizer="tokenizer.json",
     state_norm="mean-std",
     action_norm="mean-std",

@@ -17,30 +17,9 @@ from edgewright.runtime.policy.spec import Limits, PolicySpec
 from edgewright.serve import PolicyClient, serving
 from edgewright.serve.bundles import ServedBundle
 from edgewright.serve.wire import decode_observation, encode
+from policy_specs import small_spec
 
-SPEC = PolicySpec(
-    kind="pi05",
-    convention="openpi",
-    cameras=("base_0_rgb", "left_wrist_0_rgb"),
-    required_cameras=("base_0_rgb",),
-    image_size=(28, 42),
-    image_tokens=6,
-    resize="pil-center",
-    state_dim=7,
-    action_dim=5,
-    model_state_dim=32,
-    model_action_dim=32,
-    horizon=10,
-    steps=3,
-    schedule="float32-sum",
-    prompt="text",
-    max_tokens=48,
-    tokenizer="tokenizer.model",
-    state_norm="quantile",
-    action_norm="quantile",
-    steps_to_run=8,
-    limits=Limits(maximum=(0.5,) * 5, fallback="stop"),
-).to_json()
+SPEC = small_spec(state_dim=7, action_dim=5, limits=Limits(maximum=(0.5,) * 5, fallback="stop")).to_json()
 
 
 def bundle(folder: Path, **model: Any) -> Path:

@@ -7,6 +7,7 @@ from edgewright.bundle.manifest import (
     Manifest,
     StageEntry,
     check_files,
+    opened_while_checked,
     read_manifest,
     write_manifest,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Manifest",
     "StageEntry",
     "check_files",
+    "opened_while_checked",
     "read_manifest",
     "this_machine",
     "write_manifest",

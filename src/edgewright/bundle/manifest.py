@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgewright.bundle.machine import Machine
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
-from edgewright.errors import BundleError, BundleSchemaError, BundleTamperedError
+from edgewright.errors import BundleError, BundleSchemaError, BundleTamperedError, EdgewrightError
 from edgewright.files import canonical_json, inside, sha256_of
 
+Opened = TypeVar("Opened")
 MANIFEST = "manifest.json"
 #: The dialects a graph may be spelled in.
 DIALECTS = ("portable", "onnx-qdq", "onnxruntime")
@@ -167,6 +168,24 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BundleError(f"{path} lacks or misspells {error}: build the bundle again.") from None
+
+
+def opened_while_checked(folder: Path, manifest: Manifest, opened: Callable[[], Opened], *, check: bool) -> Opened:
+    """Return what `opened` gives; with `check` the bundle's files are compared with the manifest meanwhile.
+
+    Raises what either raises; a changed file explains a failed load better than the load does.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(check_files, folder, manifest) if check else None
+        try:
+            found = opened()
+        except EdgewrightError:
+            if checking is not None:
+                checking.result()
+            raise
+        if checking is not None:
+            checking.result()
+    return found
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

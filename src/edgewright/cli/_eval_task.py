@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._load import warn_failed
-from edgewright.cli._output import note, print_json, table
+from edgewright.cli._output import print_found, table
 from edgewright.cli._progress import progress_for
 from edgewright.errors import MissingExtraError, UsageError
 
@@ -54,12 +53,7 @@ def run_task(args: argparse.Namespace, names: Sequence[str], cameras: Mapping[st
                 contenders.append(load_contender(name, bundle, args.threads))
                 warn_failed(read_manifest(Path(bundle)), name)
         found = evaluate_task(task, contenders, options, progress=progress)
-    if args.json:
-        print_json(found.to_json())
-    else:
-        for text in found.notes:
-            note(f"note: {text}", quiet=args.quiet)
-        sys.stdout.write("\n".join([*_lines(found), ""]))
+    print_found(found, _lines(found), as_json=args.json, quiet=args.quiet)
     if args.page is not None:
         from edgewright.evaluate.closed_page import write_closed_page
 

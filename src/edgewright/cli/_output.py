@@ -26,6 +26,16 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def print_found(found: Any, lines: Sequence[str], *, as_json: bool, quiet: bool) -> None:
+    """Print a result that has `to_json` and `notes`: one JSON object, or its lines and, beside them, its notes."""
+    if as_json:
+        print_json(found.to_json())
+        return
+    for text in found.notes:
+        note(f"note: {text}", quiet=quiet)
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
 def fields(pairs: Iterable[tuple[str, object]]) -> str:
     """Return `name  value` lines with the values under each other."""
     rows = [(name, str(value)) for name, value in pairs]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgewright.cli._eval_task import check_flags, run_task
 from edgewright.cli._load import warn_failed
-from edgewright.cli._output import note, print_json, table
+from edgewright.cli._output import note, print_found, table
 from edgewright.cli._parser import positive_int
 from edgewright.cli._parser import seed as seed_number
 from edgewright.cli._progress import progress_for
@@ -97,12 +96,7 @@ def _run_dataset(args: argparse.Namespace) -> int:
 
     thresholds = read_thresholds(args.thresholds, pair=len(args.bundles) == 2) if args.thresholds else {}
     found = _evaluate(args, thresholds)
-    if args.json:
-        print_json(found.to_json())
-    else:
-        for text in found.notes:
-            note(f"note: {text}", quiet=args.quiet)
-        sys.stdout.write("\n".join([*_lines(found), ""]))
+    print_found(found, _lines(found), as_json=args.json, quiet=args.quiet)
     if args.page is not None:
         from edgewright.evaluate.page import write_page
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgewright.cli._output import note, print_json, size, table
+from edgewright.cli._output import print_found, size, table
 from edgewright.cli._parser import positive_int
 from edgewright.cli._progress import progress_for
 
@@ -49,12 +48,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         progress=progress_for(quiet=args.quiet),
     )
-    if args.json:
-        print_json(found.to_json())
-    else:
-        for text in found.notes:
-            note(f"note: {text}", quiet=args.quiet)
-        sys.stdout.write("\n".join([*_lines(found), ""]))
+    print_found(found, _lines(found), as_json=args.json, quiet=args.quiet)
     if args.page is not None:
         _write_page(Path(args.page), args.candidates, found)
     return 0

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgewright.bundle import Manifest, StageEntry, check_files, read_manifest, this_machine
+from edgewright.bundle import Manifest, StageEntry, opened_while_checked, read_manifest, this_machine
 from edgewright.bundle.settings import EngineSettings
-from edgewright.errors import BundleError, EdgewrightError, GenerationError, TemplateError, TokenizerError
+from edgewright.errors import BundleError, GenerationError, TemplateError, TokenizerError
 from edgewright.files import canonical_json, inside
 from edgewright.runtime.embedding import SIDECAR as EMBEDDING
 from edgewright.runtime.embedding import EmbeddingTable, Floats, embedding_of
@@ -55,16 +54,9 @@ class LLM:
             stage.machine.require(this_machine())
         settings = EngineSettings.from_json(stage.settings)
         model = inside(folder, stage.engine or stage.graph)
-        with ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_files, folder, manifest) if check else None
-            try:
-                engine = Engine(model, stage.contract, settings, threads=threads)
-            except EdgewrightError:
-                if checking is not None:
-                    checking.result()  # a changed file explains a failed load better
-                raise
-            if checking is not None:
-                checking.result()
+        engine = opened_while_checked(
+            folder, manifest, lambda: Engine(model, stage.contract, settings, threads=threads), check=check
+        )
         llm = cls(folder, manifest, engine)
         _ = llm.vocabulary, llm.table  # damaged ones are refused now
         return llm

@@ -60,13 +60,7 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     )
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    scratch, graph = folder / "optimised.onnx", folder / MODEL_FILE
-    signed = folder / "signed.onnx"
-    if takes_signed(this_machine()):
-        model = onnx.load(graph, load_external_data=False)
-        if sign_weights(model):
-            signed.write_bytes(model.SerializeToString(deterministic=True))
-            graph = signed
+    scratch, graph, signed = (folder / name for name in ("optimised.onnx", MODEL_FILE, "signed.onnx"))
     options.optimized_model_filepath = str(scratch)
     for key, value in {
         "session.optimized_model_external_initializers_file_name": "optimised.bin",
@@ -76,15 +70,18 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     }.items():
         options.add_session_config_entry(key, value)
     try:
+        written = onnx.load(graph, load_external_data=False)
+        if takes_signed(this_machine()) and sign_weights(written):
+            signed.write_bytes(written.SerializeToString(deterministic=True))
+            graph = signed
         ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        signed.unlink(missing_ok=True)
         require_space(folder, (folder / WEIGHTS_FILE).stat().st_size, "Compiling")
         raise UnsupportedFormatError(
             f"ONNX Runtime {ort.__version__} refuses the graph: {first_line(error)} Please report it."
         ) from None
-    try:
-        _relink(folder, graph, scratch)
+    else:
+        _relink(folder, written, scratch)
     finally:
         scratch.unlink(missing_ok=True)
         signed.unlink(missing_ok=True)
@@ -99,9 +96,8 @@ def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_we
     )
 
 
-def _relink(folder: Path, graph: Path, optimised: Path) -> None:
-    """Write `engine.onnx`: the optimised form of `graph` over the weight file we wrote."""
-    written = onnx.load(graph, load_external_data=False)
+def _relink(folder: Path, written: onnx.ModelProto, optimised: Path) -> None:
+    """Write `engine.onnx`: the optimised form of `written` over the weight file we wrote."""
     ours = {tensor.name: _place(tensor) for tensor in _external(written.graph)}
     model = onnx.load(optimised, load_external_data=False)
     theirs = list(_external(model.graph))

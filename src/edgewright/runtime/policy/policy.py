@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewright.bundle import Manifest, check_files, read_manifest, this_machine
+from edgewright.bundle import Manifest, opened_while_checked, read_manifest, this_machine
 from edgewright.bundle.settings import EngineSettings
-from edgewright.errors import BundleError, EdgewrightError, GenerationError
+from edgewright.errors import BundleError, GenerationError
 from edgewright.files import inside
 from edgewright.runtime.embedding import embedding_of
 from edgewright.runtime.engine import Engine
@@ -100,17 +99,9 @@ class Policy:
         folder = Path(bundle)
         manifest = read_manifest(folder)
         spec = policy_spec(manifest)
-        with ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_files, folder, manifest) if check else None
-            try:
-                policy = cls._open(folder, manifest, spec, threads, seed)
-            except EdgewrightError:
-                if checking is not None:
-                    checking.result()  # a changed file explains a failed load better
-                raise
-            if checking is not None:
-                checking.result()
-        return policy
+        return opened_while_checked(
+            folder, manifest, lambda: cls._open(folder, manifest, spec, threads, seed), check=check
+        )
 
     @classmethod
     def _open(cls, folder: Path, manifest: Manifest, spec: PolicySpec, threads: int | None, seed: int) -> Policy:
