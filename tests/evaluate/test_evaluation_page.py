@@ -6,7 +6,6 @@ import base64
 import io
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -19,41 +18,12 @@ from edgewright.evaluate import Evaluation, FrameChoice, evaluate, open_dataset
 from edgewright.evaluate.curves import Line, curves
 from edgewright.evaluate.page import page, write_page
 from edgewright.verify.charts import short
-
-
-class Reader(HTMLParser):
-    """Collects text and everything a browser would load or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text: list[str] = []
-        self.images: list[str] = []
-        self.loads: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if tag == "img" and name == "src":
-                self.images.append(value or "")
-            elif name in ("src", "href", "xlink:href") or name.startswith("on"):
-                self.loads.append(name)
-        self.loads += [tag] if tag in ("script", "link", "iframe", "object") else []
-        if tag not in ("meta", "br", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
+from html_pages import Reader
 
 
 def read(html: str) -> tuple[str, list[str]]:
     """Check that a page is well formed and loads nothing; returns its text and its images."""
-    reader = Reader()
+    reader = Reader(pictures=True)
     reader.feed(html)
     assert reader.loads == []
     assert reader.open == []

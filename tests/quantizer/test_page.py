@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from edgewright.errors import OutputError
 from edgewright.quantizer.page import DRAWN, page, write_page
 from edgewright.quantizer.report import BINS, ModuleReport
 from edgewright.verify.charts import columns, histogram
+from html_pages import Reader
 
 RECORD = {
     "sources": [{"name": "a <b>.txt"}],
@@ -78,31 +78,6 @@ def reports(count: int, seed: int = 0) -> list[ModuleReport]:
             )
         )
     return found
-
-
-class Reader(HTMLParser):
-    """Collects text and tables, and everything a browser would load or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text: list[str] = []
-        self.loads: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [name for name, _ in attrs if name in ("src", "href", "xlink:href") or name.startswith("on")]
-        self.loads += [tag] if tag in ("script", "link", "iframe", "object", "img") else []
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def read(html: str) -> str:

@@ -7,7 +7,6 @@ import json
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from edgewright.errors import BundleError, GoldenError, UsageError
 from edgewright.verify import verify
 from edgewright.verify.against import kind_of
 from edgewright.verify.page import chart, page
+from html_pages import Reader
 
 CASE = TEXT_GOLDENS / "mistral_window"
 
@@ -217,33 +217,6 @@ def test_a_live_comparison_needs_a_checkpoint(bundle: Path, tmp_path: Path) -> N
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
-
-
-class Reader(HTMLParser):
-    """Collects text, and everything a browser would load or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text: list[str] = []
-        self.loads: list[tuple[str, str]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = {"src", "href", "onclick", "onload", "xlink:href"}
-        self.loads += [(tag, name) for name, _ in attrs if name in names]
-        if tag in ("script", "link", "iframe", "object", "img"):
-            self.loads.append((tag, ""))
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def test_the_page_says_it_all_and_loads_nothing(wrong: Path) -> None:
