@@ -26,7 +26,7 @@ EXIT_PIPE = 141
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    verification failed
+  1    verification or evaluation failed
   2    the command line is wrong
   3    the input is wrong (checkpoint, recipe, bundle, prompt)
   4    the environment can't do it (an extra is missing, no space, no permission)
@@ -85,7 +85,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     at = next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     parser = Parser(
         "edgewright",
-        "Put an LLM on an edge device: from a checkpoint to a verified bundle, and the runtime that runs it.",
+        "Put a language model or a robot policy on an edge device: from a checkpoint to a verified bundle, and the runtime that runs it.",
         f"{_verb_list() if _asks_help(arguments[:at]) else ''}\n{_EXIT_CODES}",
     )
     parser.usage = "edgewright [--version] [--help] VERB ..."
