@@ -85,7 +85,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     at = next((i for i, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     parser = Parser(
         "edgewright",
-        "Put a language model or a robot policy on an edge device: from a checkpoint to a verified bundle, and the runtime that runs it.",
+        "Put a language model or a robot policy on an edge device: from a checkpoint to a verified bundle, and the "
+        "runtime that runs it.",
         f"{_verb_list() if _asks_help(arguments[:at]) else ''}\n{_EXIT_CODES}",
     )
     parser.usage = "edgewright [--version] [--help] VERB ..."
