@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from edgewright.dialects import LOWERINGS
+from edgewright.graph import Stage
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.models._policy import PolicyBounds, build_policy
 from policy_goldens import Frame
@@ -18,12 +20,21 @@ Feeds = dict[str, np.ndarray]
 
 
 class PlainStages:
-    """The stages of a checkpoint in a dialect, each a session on one thread."""
+    """The stages of a checkpoint in a dialect, each a session on one thread; `change` comes before lowering."""
 
-    def __init__(self, checkpoint: Any, dialect: str, folder: Path, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Any,
+        dialect: str,
+        folder: Path,
+        *,
+        change: Callable[[Stage], object] = lambda _: None,
+        **options: Any,
+    ) -> None:
         self.sessions: dict[str, ort.InferenceSession] = {}
         self.contracts = {}
         for name, stage in build_policy(checkpoint, bounds=BOUNDS, **options).items():
+            change(stage)
             lowered = LOWERINGS[dialect](stage)
             write_stage(lowered, folder / name)
             settings = ort.SessionOptions()

@@ -75,6 +75,10 @@ class RecipeError(EdgewrightError):
     """A quantization recipe is wrong; the message names the file's line where there is one."""
 
 
+class PlatformError(EdgewrightError):
+    """A platform's file is wrong; the message names the file's line where there is one."""
+
+
 class CalibrationDataError(EdgewrightError):
     """Calibration data are empty, damaged, in another form or encoding than expected, or don't fit the model."""
 
@@ -107,8 +111,16 @@ class ContextOverflowError(GenerationError):
     """A prompt or a continuation doesn't fit into the context the bundle was built for."""
 
 
+class SchedulingError(GenerationError):
+    """Tasks can't be scheduled: all that are left are paused for ever, or a task does not keep the rules of one."""
+
+
 class ObservationError(EdgewrightError):
     """A robot's observation can't be used: cameras, images, state or prompt are not what the policy takes."""
+
+
+class GenieError(EdgewrightError):
+    """A file of Qualcomm Genie's (a configuration, a profile) can't be read, or breaks the library's rules."""
 
 
 class DatasetError(EdgewrightError):

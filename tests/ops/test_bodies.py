@@ -36,7 +36,7 @@ def close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 2e-6) -> None:
 def test_this_file_covers_every_op() -> None:
     here = "Activation Attention Embedding GatedActivation LayerNorm Linear RMSNorm Rope Softcap"
     in_their_own_files = "QuantLinear QuantEmbedding Dequantize Experts CausalConv StateSpace GatedDelta"
-    in_their_own_files += " Decode DecodeRows RoundInput CacheWrite MixedAttention AdaRMSNorm"
+    in_their_own_files += " Decode DecodeRows RoundInput CacheWrite CacheRound CacheRead MixedAttention AdaRMSNorm"
     assert set(OPS) == set(here.split()) | set(in_their_own_files.split())
     assert all(name == op.name for name, op in OPS.items())
 

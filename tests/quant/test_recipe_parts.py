@@ -11,7 +11,8 @@ from edgewright.errors import RecipeError, UsageError
 from edgewright.formats import ActivationFormat, FloatFormat, IntFormat, MxFormat, Nvfp4Format, ScaledFormat
 from edgewright.quant.recipe import Algorithm, Data, Inputs, Range, Recipe
 from edgewright.quant.recipe_file import builtin_names, load_recipe, parse_recipe
-from edgewright.targets.support import PLATFORMS, check_support
+from edgewright.targets.platform import shipped_platforms
+from edgewright.targets.support import check_support
 
 PLAIN = "body: {format: int4}\nlm_head: {format: int8}\nembedding: {format: int8}\n"
 MODULES = [
@@ -21,6 +22,7 @@ MODULES = [
     ("model.layers.1.mlp.down_proj", "body"),
     ("lm_head", "lm_head"),
 ]
+STAGES = ("vision", "prefix", "denoise")
 
 
 def parsed(more: str, *, base: str = PLAIN) -> Recipe:
@@ -120,6 +122,31 @@ def test_what_a_child_says_for_all_modules_outweighs_the_sections_of_its_base(tm
     assert choices["model.layers.0.self_attn.q_proj"].weight == IntFormat(4, 32, False, True, "float16")
 
 
+def test_stages_of_a_base_stay_with_what_the_child_says_at_its_top(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        PLAIN + "stages:\n  vision: {body: {format: fp8}}\n  denoise:\n    rules:\n"
+        "    - {pattern: '*q_proj', format: int8}\n"
+    )
+    (tmp_path / "child.yaml").write_text(
+        "extends: base.yaml\nkv: {format: fp8}\nlm_head: {format: float16}\nrules:\n"
+        "- {pattern: '*k_proj', format: float16}\nstages: {vision: {kv: none}, prefix: {body: {format: fp8}}}\n"
+    )
+    recipe = load_recipe(str(tmp_path / "child.yaml"))
+    vision, prefix, denoise = (recipe.for_stage(n, STAGES) for n in STAGES)
+    assert list(recipe.stages) == ["vision", "denoise", "prefix"]
+    assert (vision.body, denoise.body) == (ScaledFormat("e4m3", "tensor"), IntFormat(4, 32, False))
+    assert prefix.body == ScaledFormat("e4m3", "tensor")
+    assert [inner.kv is None for inner in (recipe, vision, prefix, denoise)] == [False, True, False, False]
+    assert {inner.lm_head for inner in (recipe, vision, prefix, denoise)} == {FloatFormat("float16")}
+    assert {inner.name for inner in (recipe, vision, prefix, denoise)} == {"child"}
+    assert [rule.pattern for rule in denoise.rules] == ["*q_proj", "*k_proj"]
+    assert [rule.pattern for rule in vision.rules] == ["*k_proj"]
+    # A format for all modules outweighs that of a stage of the base, as it does its section's.
+    (tmp_path / "other.yaml").write_text("extends: base.yaml\nbody: {format: int8}\n")
+    other = load_recipe(str(tmp_path / "other.yaml"))
+    assert {other.for_stage(n, STAGES).body for n in STAGES} == {IntFormat(8, 32, False)}
+
+
 def test_stages_have_their_own_and_a_stage_the_model_lacks_is_an_error() -> None:
     recipe = parsed("stages:\n  llm: {body: {format: fp8}}\n  vision:\n    kv: {format: fp8}\n")
     inner = recipe.for_stage("llm", ("llm", "vision"))
@@ -204,9 +231,9 @@ def test_built_in_recipes_resolve_for_a_usual_model(name: str) -> None:
 @pytest.mark.parametrize(
     ("platform", "name", "message"),
     [
-        ("jetson-orin", "fp8", r"fp8\.yaml:3: Jetson Orin has no fp8 weights; it has int4, int8 and floats\."),
-        ("jetson-orin", "nvfp4+fp8-kv", r"nvfp4\.yaml:3: Jetson Orin has no nvfp4 weights"),
-        ("rtx-ada", "nvfp4", r"nvfp4\.yaml:3: RTX \(Ada\) has no nvfp4 weights"),
+        ("jetson-orin", "fp8", r"fp8\.yaml:3: Jetson AGX Orin 64 GB has no fp8 weights; it has int4, int8 and floa"),
+        ("jetson-orin", "nvfp4+fp8-kv", r"nvfp4\.yaml:3: Jetson AGX Orin 64 GB has no nvfp4 weights"),
+        ("rtx-ada", "nvfp4", r"nvfp4\.yaml:3: GeForce RTX 4090 \(Ada\) has no nvfp4 weights"),
         ("snapdragon-htp", "mxfp8", r"mxfp8\.yaml:3: Snapdragon HTP has no mxfp8 weights"),
         ("jetson-orin", "int4-awq", None),
         ("jetson-orin", "w8a8", None),
@@ -223,14 +250,14 @@ def test_formats_a_platform_lacks_are_refused_with_the_line(platform: str, name:
 
 
 def test_every_part_is_asked_of_a_platform() -> None:
-    with pytest.raises(RecipeError, match=r"r\.yaml:4: Jetson Orin has no fp8 caches; it has int8 and floats"):
+    with pytest.raises(RecipeError, match=r"r\.yaml:4: Jetson AGX Orin 64 GB has no fp8 caches; it has int8 and"):
         check_support("jetson-orin", parsed("kv: {format: fp8}\n"))
-    with pytest.raises(RecipeError, match=r"r\.yaml:4: Jetson Orin has no fp8 activations"):
+    with pytest.raises(RecipeError, match=r"r\.yaml:4: Jetson AGX Orin 64 GB has no fp8 activations"):
         check_support("jetson-orin", parsed("activations: {format: fp8}\n"))
-    with pytest.raises(RecipeError, match=r"r\.yaml:5: Jetson Orin has no fp8 weights"):
+    with pytest.raises(RecipeError, match=r"r\.yaml:5: Jetson AGX Orin 64 GB has no fp8 weights"):
         check_support("jetson-orin", parsed("rules:\n- {pattern: lm_head, format: fp8}\n"))
-    with pytest.raises(RecipeError, match=r"Jetson Orin has no nvfp4 weights"):
+    with pytest.raises(RecipeError, match=r"Jetson AGX Orin 64 GB has no nvfp4 weights"):
         check_support("jetson-orin", parsed("stages:\n  llm: {body: {format: nvfp4}}\n"))
     with pytest.raises(UsageError, match="did you mean jetson-orin"):
         check_support("jetson-orn", parsed(""))
-    assert all(platform.weights >= {"int8"} for platform in PLATFORMS.values())
+    assert all(platform.weights >= {"int8"} for platform in shipped_platforms().values())

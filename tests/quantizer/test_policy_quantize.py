@@ -153,9 +153,7 @@ def test_projections_are_quantized_where_a_rule_names_them(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (GPTQ + "kv: {format: int8}\n", r"r\.yaml:4: the keys and values of a policy's prefix are float32"),
         (GPTQ + "transforms: {rotation: values}\n", r"r\.yaml:4: rotation values is for language models alone"),
-        (GPTQ + "stages: {denoise: {kv: {format: fp8}}}\n", "leave kv out"),
         (GPTQ + "stages: {denoise: {calibration: {seed: 3}}}\n", "move 'calibration' out of the stage denoise"),
         (GPTQ + "stages: {llm: {body: {format: int4}}}\n", "no stage 'llm'; it has vision, prefix, denoise"),
         (GPTQ + 'rules: [{pattern: "*.gemma_xpert.*", format: fp8}]\n', r"r\.yaml:4: the pattern .* matches no module"),

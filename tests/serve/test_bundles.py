@@ -66,13 +66,13 @@ def test_clients_are_told_what_to_send(tmp_path: Path) -> None:
     with serving(ServedBundle(bundle(tmp_path, policy=SPEC))) as server, PolicyClient(port=server.port) as client:
         told = client.metadata
     names = ("kind", "convention", "cameras", "required_cameras", "state_dim", "action_dim", "horizon", "steps_to_run")
-    # The protocol has no committed actions, whatever the policy takes.
-    assert told == {name: SPEC[name] for name in (*names, "steps", "limits")} | {"takes_committed": False}
+    assert told == {name: SPEC[name] for name in (*names, "steps", "limits")} | {"takes_committed": True}
     assert told["limits"] == Limits(maximum=(0.5,) * 5, fallback="stop").to_json()
     control = Control.of(told, 10.0)
     assert (control.guard.limits.fallback, control.buffer.chunking.horizon) == ("stop", 10)
+    Control.of(told, 10.0, mode="committed")
     with pytest.raises(GenerationError, match="takes no committed actions here"):
-        Control.of(told, 10.0, mode="committed")
+        Control.of({**told, "takes_committed": False}, 10.0, mode="committed")
 
 
 def test_the_warm_up_observation_fits(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from edgewright.graph.outside import take_table_outside
 from edgewright.models import build_llm, module_name
 from edgewright.progress import Progress
 from edgewright.quant.apply import quantize_stage
-from edgewright.quant.kv import KVFormat, KVScales, cache_record, quantize_cache
+from edgewright.quant.kv import cache_record, calibrated_cache, quantize_cache
 
 STAGE = "llm"
 
@@ -100,9 +100,7 @@ def give_cache(stage: Stage, checkpoint: Checkpoint, found: Quantization) -> dic
     if found.kv_dtype is None:
         return None
     scales = {
-        module if found.canonical else module_name(checkpoint.config, module): KVScales(key, value)
-        for module, (key, value) in found.kv_scales.items()
+        module if found.canonical else module_name(checkpoint.config, module): pair
+        for module, pair in found.kv_scales.items()
     }
-    per_head = any(len(pair.key) > 1 for pair in scales.values())
-    dtype: Any = found.kv_dtype
-    return cache_record(quantize_cache(stage, KVFormat(dtype, "head" if per_head else "tensor"), scales))
+    return cache_record(quantize_cache(stage, *calibrated_cache(found.kv_dtype, scales)))

@@ -15,6 +15,7 @@ from edgewright.build.quantized import quantized_policy
 from edgewright.build.record import NOT_CHECKED, modules_of, summary_of, versions
 from edgewright.build.sources import POLICY_BATCH, PolicyRequest, PolicySource
 from edgewright.bundle import Manifest
+from edgewright.checkpoint.layouts import Quantization
 from edgewright.checkpoint.policy import PolicyCheckpoint, PolicyOptions
 from edgewright.dialects import LOWERINGS
 from edgewright.graph import Stage
@@ -23,6 +24,8 @@ from edgewright.models._policy_bounds import bounds_of_spec
 from edgewright.models._policy_features import Featured, build_featured
 from edgewright.progress import Progress
 from edgewright.quant.apply import quantizable, quantize_stage
+from edgewright.quant.kv import cache_record, calibrated_cache
+from edgewright.quant.prefix_kv import quantize_prefix
 
 
 class PolicyMaker:
@@ -34,6 +37,7 @@ class PolicyMaker:
         made = quantized_policy(source.checkpoint, record, source.recipe, progress)
         self._checkpoint, self.record, self._recipe = made
         self._made: Featured | None = None
+        self._cache: dict[str, Any] | None = None
 
     def lower(self, dialect: str, progress: Progress) -> dict[str, Part]:
         """Build, rewrite, quantize and lower the stages."""
@@ -43,6 +47,7 @@ class PolicyMaker:
                 self._checkpoint, spec, self._features, bounds=bounds_of_spec(spec, POLICY_BATCH)
             )
             choices = self._recipe.stage_choices(modules_by_stage(stages, made))
+            cache = give_prefix_cache(stages, self._checkpoint.quantization)
             parts = {}
             for name in POLICY_STAGES:
                 stage = stages[name]
@@ -50,7 +55,7 @@ class PolicyMaker:
                 if name == "prefix" and self._request.embeddings == "outside":
                     take_table_outside(stage)
                 parts[name] = Part(LOWERINGS[dialect](stage), applied)
-        self._made = made
+        self._made, self._cache = made, cache
         return parts
 
     def write_sidecars(self, sidecars: Path, parts: Mapping[str, Part], progress: Progress) -> None:
@@ -86,6 +91,7 @@ class PolicyMaker:
                 "summary": summary_of(applied, modules),
                 "stages": {name: _summary(modules, name, part) for name, part in parts.items()},
                 "modules": modules,
+                **({} if self._cache is None else {"kv": self._cache}),
             },
             stages={name: part.entry for name, part in parts.items() if part.entry is not None},
             versions=versions(),
@@ -111,6 +117,17 @@ def modules_by_stage(stages: Mapping[str, Stage], made: Featured) -> dict[str, l
     found = {name: [(use.module, use.kind) for use in quantizable(stage)] for name, stage in stages.items()}
     found["denoise"] += [(module, "projection") for module in made.tabled]
     return found
+
+
+def give_prefix_cache(stages: Mapping[str, Stage], found: Quantization | None) -> dict[str, Any] | None:
+    """Give the stages the prefix KV that a quantized policy was calibrated for, in place.
+
+    Returns its record, or None where keys and values stay float32.
+    """
+    if found is None or found.kv_dtype is None:
+        return None
+    cache = calibrated_cache(found.kv_dtype, found.kv_scales)
+    return cache_record(quantize_prefix(stages["prefix"], stages["denoise"], *cache))
 
 
 def options_record(request: PolicyRequest | None) -> dict[str, Any]:

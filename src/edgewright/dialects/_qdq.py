@@ -18,6 +18,7 @@ from edgewright.graph import Producer, Stage, TensorSpec
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import int64_constant, number_of, replace, scalar_constant
 from edgewright.graph.weights import ComputedWeight, FloatProducer
+from edgewright.ops.cache_codes import CACHE_DTYPES
 from edgewright.ops.decode import BLOCK, BLOCKS, FP4
 
 #: Places of codes, scales, zero points and offsets among the inputs of the integer ops.
@@ -103,6 +104,25 @@ def lower_narrow(stage: Stage) -> None:
             weight = _narrow(nodes, codes, scales, whole)
             if node.op_type == "DecodeRows":
                 nodes.add("Gather", [weight, node.inputs[0]], axis=0)
+        nodes.replace()
+    stage.drop_unused()
+
+
+def lower_handed_over(stage: Stage) -> None:
+    """Replace `CacheRound` and `CacheRead` by one QuantizeLinear or DequantizeLinear each, in place."""
+    for node in list(stage.graph):
+        if node.domain != EW or node.op_type not in ("CacheRound", "CacheRead"):
+            continue
+        nodes = _Nodes(stage, node)
+        x, scale = node.inputs
+        assert scale is not None
+        one = _sizes(scale) == (1,)
+        inputs = [x, nodes.shaped(scale) if one else scale]
+        axis = None if one else 1
+        if node.op_type == "CacheRound":
+            nodes.add("QuantizeLinear", inputs, axis=axis, output_dtype=CACHE_DTYPES[nodes.a["cache"]])
+        else:
+            nodes.add("DequantizeLinear", inputs, axis=axis)
         nodes.replace()
     stage.drop_unused()
 

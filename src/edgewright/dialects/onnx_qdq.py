@@ -20,6 +20,7 @@ def lower(stage: Stage) -> Stage:
     """Spell everything in standard ops, in place; returns the stage."""
     _qdq.lower_integers(stage, tables=True)
     _qdq.lower_narrow(stage)
+    _qdq.lower_handed_over(stage)
     for node in list(stage.graph):
         if node.domain == EW:
             _inline(stage, node)

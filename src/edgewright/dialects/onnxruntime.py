@@ -18,6 +18,7 @@ from edgewright.dialects._ort_experts import lower_experts
 from edgewright.dialects._ort_int8 import lower_int8
 from edgewright.dialects._ort_policy import is_policy, lower_policy, note_apart, pack_mixed_qkv
 from edgewright.dialects._ort_state import STATE_RULES
+from edgewright.dialects._qdq import lower_handed_over
 from edgewright.dialects.portable import attach_bodies
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.builder import EW, make_node
@@ -48,6 +49,7 @@ def lower(stage: Stage) -> Stage:
     stage.notes += [f"attention keeps its reference body: {reason}" for reason in sorted(kept)]
     lower_int8(stage)
     lower_policy(stage)
+    lower_handed_over(stage)
     stage.drop_unused()
     for node in list(stage.graph):
         rule = _RULES.get(node.op_type) if node.domain == EW else None

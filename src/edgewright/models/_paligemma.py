@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from edgewright.checkpoint.policies.sizes import ExpertSizes, TextSizes
 from edgewright.graph import GraphBuilder
-from edgewright.models._policy import PolicyBounds, PolicyNetwork, PolicySource, Values
+from edgewright.models._policy import PolicyBounds, PolicyNetwork, PolicyWeights, Values
 from edgewright.models._policy_parts import Group, Reader, Tower, prefix_positions, read_prefix
 from edgewright.models._policy_sizes import check_towers, patches
 from edgewright.nn import (
@@ -32,7 +32,7 @@ ACTIVATION = "gelu_pytorch_tanh"
 class PaliGemmaPolicy(PolicyNetwork):
     """Vision and prefix of pi0 and pi0.5, and the expert's layers; `norm` makes a norm of the expert."""
 
-    def __init__(self, source: PolicySource, bounds: PolicyBounds, norm: Callable[[], Module]) -> None:
+    def __init__(self, source: PolicyWeights, bounds: PolicyBounds, norm: Callable[[], Module]) -> None:
         sizes = source.sizes
         side = patches(sizes, source.spec.image_size)
         super().__init__(source, side * side, sizes.text.layers)

@@ -30,7 +30,7 @@ class Images(Protocol):
     def image_size(self) -> tuple[int, int]: ...
 
 
-class PolicySource(Protocol):
+class PolicyWeights(Protocol):
     """What building needs of a checkpoint: `tensors` maps canonical names to stored tensors."""
 
     @property
@@ -62,7 +62,7 @@ class PolicyNetwork(Module, ABC):
     #: Whether what the expert makes of the prefix alone is made with the prefix.
     cross_once = False
 
-    def __init__(self, source: PolicySource, image_tokens: int, prefix_layers: int) -> None:
+    def __init__(self, source: PolicyWeights, image_tokens: int, prefix_layers: int) -> None:
         self.sizes, self.image_size = source.sizes, source.spec.image_size
         self.image_tokens, self.prefix_layers = image_tokens, prefix_layers
 
@@ -84,11 +84,11 @@ class PolicyNetwork(Module, ABC):
 class Family(Protocol):
     """What the module of a kind offers."""
 
-    def network(self, source: PolicySource, bounds: PolicyBounds) -> PolicyNetwork: ...
+    def network(self, source: PolicyWeights, bounds: PolicyBounds) -> PolicyNetwork: ...
 
 
 def build_policy(
-    source: PolicySource,
+    source: PolicyWeights,
     *,
     kv_only: bool = True,
     kv_transposed: bool = False,

@@ -16,7 +16,7 @@ from edgewright.graph.flow import input_named, reached_from
 from edgewright.graph.norm_folding import fold_norms
 from edgewright.graph.step_loop import StepLoop
 from edgewright.graph.time_table import TIME_EMBEDDING, tabulate_time
-from edgewright.models._policy import PolicyBounds, PolicySource, build_policy
+from edgewright.models._policy import PolicyBounds, PolicyWeights, build_policy
 from edgewright.runtime.policy.schedule import FixedSchedule, check_steps, time_embedding
 from edgewright.runtime.policy.spec import Schedule
 
@@ -24,7 +24,7 @@ from edgewright.runtime.policy.spec import Schedule
 MAX_UNROLLED = 50
 
 
-class Flow(Protocol):
+class FlowSpec(Protocol):
     """What the features need of a policy's spec."""
 
     @property
@@ -56,14 +56,14 @@ def build_options(features: Mapping[str, Value], kind: str) -> dict[str, bool]:
 
 
 def build_featured(
-    source: PolicySource, spec: Flow, features: Mapping[str, Value], *, bounds: PolicyBounds | None = None
+    source: PolicyWeights, spec: FlowSpec, features: Mapping[str, Value], *, bounds: PolicyBounds | None = None
 ) -> tuple[dict[str, Stage], Featured]:
     """Build the stages of a checkpoint with features; raises what `build_policy` and `apply_features` raise."""
     stages = build_policy(source, **build_options(features, spec.kind), bounds=bounds)
     return stages, apply_features(stages, spec, features)
 
 
-def apply_features(stages: Mapping[str, Stage], spec: Flow, features: Mapping[str, Value]) -> Featured:
+def apply_features(stages: Mapping[str, Stage], spec: FlowSpec, features: Mapping[str, Value]) -> Featured:
     """Apply features to stages that `build_policy` made with `build_options`, in place; before quantization.
 
     Fused projections and the loop are asked for here and done by the lowering, which sees the formats of the weights.
@@ -87,7 +87,7 @@ def apply_features(stages: Mapping[str, Stage], spec: Flow, features: Mapping[st
     return Featured(found, schedule, notes, tabled)
 
 
-def _tabulate(stage: Stage, spec: Flow, notes: list[str], *, loop: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _tabulate(stage: Stage, spec: FlowSpec, notes: list[str], *, loop: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Give the denoise stage its table; the whole loop keeps no committed actions, which time 0 is for."""
     schedule = FixedSchedule.of(spec.schedule, check_steps(spec.steps), zero_row=not loop)
     times = [*schedule.times] + ([0.0] if schedule.zero_row is not None else [])
@@ -102,7 +102,7 @@ def _tabulate(stage: Stage, spec: Flow, notes: list[str], *, loop: bool) -> tupl
     return schedule.to_json(), done.modules
 
 
-def _loop(stage: Stage, spec: Flow, *, unrolled: bool) -> None:
+def _loop(stage: Stage, spec: FlowSpec, *, unrolled: bool) -> None:
     if unrolled and spec.steps > MAX_UNROLLED:
         raise UsageError(
             f"{spelled('loop', 'unrolled')} would write {spec.steps} steps into the graph, more than {MAX_UNROLLED}: "

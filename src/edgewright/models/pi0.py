@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from edgewright.graph import GraphBuilder
 from edgewright.models._paligemma import PaliGemmaPolicy, gemma_norm
-from edgewright.models._policy import PolicyBounds, PolicySource, Values
+from edgewright.models._policy import PolicyBounds, PolicyWeights, Values
 from edgewright.models._policy_parts import TimedActions, length, silu, suffix_in_turn, suffix_positions
 from edgewright.nn import Linear, Prefix
 
@@ -19,7 +19,7 @@ class Pi0(PaliGemmaPolicy):
 
     state_in_suffix = True
 
-    def __init__(self, source: PolicySource, bounds: PolicyBounds) -> None:
+    def __init__(self, source: PolicyWeights, bounds: PolicyBounds) -> None:
         sizes = source.sizes
         width = sizes.expert.width
         super().__init__(source, bounds, lambda: gemma_norm(sizes.expert, sizes.text_epsilon))
@@ -46,6 +46,6 @@ class Pi0(PaliGemmaPolicy):
         return result
 
 
-def network(source: PolicySource, bounds: PolicyBounds) -> Pi0:
+def network(source: PolicyWeights, bounds: PolicyBounds) -> Pi0:
     """Return the network of a checkpoint."""
     return Pi0(source, bounds)

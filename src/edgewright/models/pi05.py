@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from edgewright.graph import GraphBuilder
 from edgewright.models._paligemma import PaliGemmaPolicy
-from edgewright.models._policy import PolicyBounds, PolicySource, Values
+from edgewright.models._policy import PolicyBounds, PolicyWeights, Values
 from edgewright.models._policy_parts import length, open_suffix, silu, suffix_positions
 from edgewright.nn import AdaRMSNorm, Linear, Prefix
 
@@ -16,7 +16,7 @@ from edgewright.nn import AdaRMSNorm, Linear, Prefix
 class Pi05(PaliGemmaPolicy):
     """The state, where there is one, is part of the text."""
 
-    def __init__(self, source: PolicySource, bounds: PolicyBounds) -> None:
+    def __init__(self, source: PolicyWeights, bounds: PolicyBounds) -> None:
         width, epsilon = source.sizes.expert.width, source.sizes.text_epsilon
         super().__init__(source, bounds, lambda: AdaRMSNorm(width, width, epsilon))
         self.time_mlp_in = Linear(width, width, bias=True)
@@ -42,6 +42,6 @@ class Pi05(PaliGemmaPolicy):
             return silu(g, outer)
 
 
-def network(source: PolicySource, bounds: PolicyBounds) -> Pi05:
+def network(source: PolicyWeights, bounds: PolicyBounds) -> Pi05:
     """Return the network of a checkpoint."""
     return Pi05(source, bounds)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from edgewright.checkpoint.policies.sizes import ExpertSizes, PolicySizes, TextSizes
 from edgewright.errors import ConfigError
 from edgewright.graph import GraphBuilder
-from edgewright.models._policy import PolicyBounds, PolicyNetwork, PolicySource, Values
+from edgewright.models._policy import PolicyBounds, PolicyNetwork, PolicyWeights, Values
 from edgewright.models._policy_parts import (
     Group,
     Reader,
@@ -66,7 +66,7 @@ class SmolVLA(PolicyNetwork):
 
     state_in_prefix = True
 
-    def __init__(self, source: PolicySource, bounds: PolicyBounds) -> None:
+    def __init__(self, source: PolicyWeights, bounds: PolicyBounds) -> None:
         sizes = source.sizes
         side = patches(sizes, source.spec.image_size)
         shuffle = sizes.pixel_shuffle
@@ -159,7 +159,7 @@ class SmolVLA(PolicyNetwork):
         return result
 
 
-def network(source: PolicySource, bounds: PolicyBounds) -> SmolVLA:
+def network(source: PolicyWeights, bounds: PolicyBounds) -> SmolVLA:
     """Return the network of a checkpoint."""
     return SmolVLA(source, bounds)
 
@@ -198,7 +198,7 @@ def _check_layers(sizes: PolicySizes) -> None:
         )
 
 
-def _positions(source: PolicySource, side: int) -> PatchPositions:
+def _positions(source: PolicyWeights, side: int) -> PatchPositions:
     """Return the position table's rows of an image of `side` by `side` patches.
 
     A patch takes the row that its place, as a fraction of the side, falls on, in float32 as SmolVLM computes it.

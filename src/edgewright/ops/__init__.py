@@ -6,6 +6,7 @@ from edgewright.ops._body import Call, Op
 from edgewright.ops.activation import ACTIVATION, ACTIVATIONS, GATED_ACTIVATION, activation, gated_activation
 from edgewright.ops.ada_rms_norm import ADA_RMS_NORM, ada_rms_norm
 from edgewright.ops.attention import ATTENTION, attention
+from edgewright.ops.cache_codes import CACHE_READ, CACHE_ROUND, cache_read, cache_round
 from edgewright.ops.cache_write import CACHE_WRITE, cache_write
 from edgewright.ops.causal_conv import CAUSAL_CONV, causal_conv
 from edgewright.ops.decode import DECODE, DECODE_ROWS, decode, decode_rows
@@ -29,6 +30,8 @@ OPS: dict[str, Op] = {
         ACTIVATION,
         ADA_RMS_NORM,
         ATTENTION,
+        CACHE_READ,
+        CACHE_ROUND,
         CACHE_WRITE,
         CAUSAL_CONV,
         DECODE,
@@ -59,6 +62,8 @@ __all__ = [
     "activation",
     "ada_rms_norm",
     "attention",
+    "cache_read",
+    "cache_round",
     "cache_write",
     "causal_conv",
     "decode",

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from edgewright.graph import GraphBuilder
 from edgewright.ops._body import HIDDEN_SCORE, Call, Op, ints, scalar
+from edgewright.ops.cache_codes import dequantize_by_head
 
 
 def attention(
@@ -85,8 +86,8 @@ def _body(call: Call) -> str:
     if given[8]:
         keys, values = "keys", "values"
         text += ints("scales", kv_heads) + "k_s = Expand(k_scale, scales)\nv_s = Expand(v_scale, scales)\n"
-        text += "keys = DequantizeLinear<axis = 1>(present_key, k_s)\n"
-        text += "values = DequantizeLinear<axis = 1>(present_value, v_s)\n"
+        text += f"keys = {dequantize_by_head()}(present_key, k_s)\n"
+        text += f"values = {dequantize_by_head()}(present_value, v_s)\n"
     # which slots a row sees
     text += "seq_v = Shape<start = 1, end = 2>(q)\nseq = Squeeze(seq_v, zero)\n"
     text += "cap_v = Shape<start = 2, end = 3>(past_key)\ncap = Squeeze(cap_v, zero)\n"

@@ -13,9 +13,7 @@ import onnx_ir as ir
 
 from edgewright.graph import GraphBuilder
 from edgewright.ops._body import Call, Op, ints
-
-#: The dtypes of quantized caches, with ONNX's numbers for them.
-CACHE_DTYPES = {"int8": int(ir.DataType.INT8), "float8_e4m3fn": int(ir.DataType.FLOAT8E4M3FN)}
+from edgewright.ops.cache_codes import dequantize_by_head, quantize_by_head
 
 
 def cache_write(
@@ -59,14 +57,14 @@ def _body(call: Call) -> str:
         text += ints(f"{name}_heads", 0, 0, call["kv_heads"], width)
         text += f"{name}_4 = Reshape({name[0]}, {name}_heads)\n{name}_t = Transpose<perm = [0, 2, 1, 3]>({name}_4)\n"
         text += f"{name}_s = Expand({name[0]}_scale, n_heads)\n"
-        rounded = f"QuantizeLinear<axis = 1, output_dtype = {CACHE_DTYPES[cache]}>"
+        rounded, read = quantize_by_head(cache), dequantize_by_head()
         text += f"{name}_q = {rounded}({name}_t, {name}_s)\n"
         if cache == "int8":
             text += f"present_{name} = TensorScatter<axis = 2>(past_{name}, {name}_q, past_lengths)\n"
             continue
         # ONNX Runtime moves no FP8: floats are scattered. Rounding them again gives every code that was there before.
-        text += f"{name}_new = DequantizeLinear<axis = 1>({name}_q, {name}_s)\n"
-        text += f"{name}_old = DequantizeLinear<axis = 1>(past_{name}, {name}_s)\n"
+        text += f"{name}_new = {read}({name}_q, {name}_s)\n"
+        text += f"{name}_old = {read}(past_{name}, {name}_s)\n"
         text += f"{name}_all = TensorScatter<axis = 2>({name}_old, {name}_new, past_lengths)\n"
         text += f"present_{name} = {rounded}({name}_all, {name}_s)\n"
     return text

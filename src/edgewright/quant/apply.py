@@ -139,6 +139,11 @@ def _kind(node: ir.Node) -> str:
     return "lm_head" if module == "lm_head" else "body"
 
 
+def format_of(use: Use, choice: Choice, *, requantize: bool = False) -> Format:
+    """Return the format that a choice gives a weight; raises RecipeError for a second rounding that isn't allowed."""
+    return _format(use, choice, use.weight.stored(), requantize=requantize)
+
+
 def _format(use: Use, choice: Choice, tensor: Rows | None, *, requantize: bool) -> Format:
     """Return the format a weight gets: the wished one, or the one it is stored in where that is the wish."""
     wanted = choice.weight

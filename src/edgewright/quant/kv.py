@@ -44,11 +44,11 @@ def quantize_cache(stage: Stage, fmt: KVFormat, scales: Mapping[str, KVScales]) 
     owners = {module_of(node): node for node in nodes if node.inputs[1] is not None}
     _check_names(owners, fmt, scales)
     for module, node in owners.items():
-        _check_scales(module, fmt, scales[module], node.attributes["kv_heads"].as_int())
+        check_scales(module, fmt, scales[module], node.attributes["kv_heads"].as_int())
     readers = _readers(nodes)
     applied = []
     for module, node in owners.items():
-        values = [_scale_value(stage, f"{module}.{name}_scale", getattr(scales[module], part)) for name, part in _PARTS]
+        values = [scale_value(stage, f"{module}.{name}_scale", getattr(scales[module], part)) for name, part in _PARTS]
         own = readers.get(module, [])
         for reader in own:
             _read(stage, reader, list(reader.inputs[3:5]), values)
@@ -68,21 +68,22 @@ def _check_names(owners: Mapping[str, ir.Node], fmt: KVFormat, scales: Mapping[s
         )
     if missing := [module for module in owners if module not in scales]:
         raise RecipeError(
-            f"The cache of {_listed(missing)} has no scales for {fmt.label}: calibrate the model, or keep its cache in "
+            f"The cache of {listed(missing)} has no scales for {fmt.label}: calibrate the model, or keep its cache in "
             "float32."
         )
     if surplus := [module for module in scales if module not in owners]:
         raise RecipeError(
-            f"There are cache scales for {_listed(surplus)}, where the model has no cache of its own: give scales for "
-            f"{_listed(list(owners))}."
+            f"There are cache scales for {listed(surplus)}, where the model has no cache of its own: give scales for "
+            f"{listed(list(owners))}."
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Spell some names, the rest as a number."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _check_scales(module: str, fmt: KVFormat, scales: KVScales, kv_heads: int) -> None:
+def check_scales(module: str, fmt: KVFormat, scales: KVScales, kv_heads: int) -> None:
     """Refuse scales of another shape or dtype, and such that no code or not every code has a value."""
     largest, smallest = CACHE_CODES[fmt.dtype]
     shape = (kv_heads,) if fmt.per == "head" else (1,)
@@ -124,7 +125,8 @@ def _readers(nodes: Sequence[ir.Node]) -> dict[str, list[ir.Node]]:
     return found
 
 
-def _scale_value(stage: Stage, name: str, scales: np.ndarray) -> ir.Value:
+def scale_value(stage: Stage, name: str, scales: np.ndarray) -> ir.Value:
+    """Return the initializer of some scales, which `weights` of a stage has, too."""
     array = np.array(scales, dtype=np.float32)
     return stage.float_value(ComputedWeight(name, array.shape, lambda a, b: array[a:b]))
 
@@ -174,6 +176,14 @@ def _change_contract(stage: Stage, dtype: str) -> None:
     )
 
 
+def calibrated_cache(
+    dtype: Any, scales: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> tuple[KVFormat, dict[str, KVScales]]:
+    """Return format and scales of a cache, given those of keys and values as a quantized checkpoint has them."""
+    per_head = any(len(key) > 1 for key, _ in scales.values())
+    return KVFormat(dtype, "head" if per_head else "tensor"), {name: KVScales(*pair) for name, pair in scales.items()}
+
+
 def cache_record(applied: Sequence[AppliedCache]) -> dict[str, Any]:
     """Return what a manifest says of the cache: its format, and the scales of each layer."""
     fmt = applied[0].format
@@ -193,4 +203,12 @@ def cache_of_record(record: Mapping[str, Any]) -> tuple[KVFormat, dict[str, KVSc
         raise RecipeError("The manifest's record of the cache can't be read: build the bundle again.") from None
 
 
-__all__ = ["AppliedCache", "KVFormat", "KVScales", "cache_of_record", "cache_record", "quantize_cache"]
+__all__ = [
+    "AppliedCache",
+    "KVFormat",
+    "KVScales",
+    "cache_of_record",
+    "cache_record",
+    "calibrated_cache",
+    "quantize_cache",
+]

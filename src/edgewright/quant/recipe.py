@@ -15,20 +15,11 @@ from typing import Any
 from edgewright.errors import RecipeError
 from edgewright.formats import ActivationFormat, FloatFormat, Format, StoredFormat, Wanted
 from edgewright.formats.cache import KVFormat
+from edgewright.nodes import shown
 
 #: Kinds of modules; a rule's `class` is one of them. Experts belong to the section `body`; a policy's projections of
 #: pixels, state, actions and time have no section and keep float32 unless a rule says something else.
 KINDS = ("body", "experts", "lm_head", "embedding", "projection")
-_SHOWN_CHARACTERS = 80
-
-
-def shown(value: object) -> str:
-    """Return a recipe's value as it may stand in a message: quoted, in one line, at most 80 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python spells no number of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 4]}...{text[-1]}"
 
 
 @dataclass(frozen=True)

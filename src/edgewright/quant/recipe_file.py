@@ -36,7 +36,8 @@ from edgewright.formats import (
     Wanted,
 )
 from edgewright.formats.cache import KVFormat
-from edgewright.quant.recipe import KINDS, Algorithm, Data, Inputs, Range, Recipe, Rule, Transforms, shown
+from edgewright.nodes import shown
+from edgewright.quant.recipe import KINDS, Algorithm, Data, Inputs, Range, Recipe, Rule, Transforms
 from edgewright.quant.recipe_nodes import Node, read_yaml
 
 SECTIONS = ("body", "lm_head", "embedding")
@@ -105,10 +106,12 @@ def _parse(text: str, source: str, folder: Path | None, seen: tuple[str, ...]) -
     name = keys["recipe"].text("the recipe's name", _LONGEST_NAME) if "recipe" in keys else Path(source).stem
     keep = FloatFormat("float32")
     recipe = _merge(base or Recipe(name, keep, keep, keep), keys, source)
-    stages = {}
+    # What the file says at its top holds for the stages of the recipe it extends as well.
+    stages = {} if base is None else {stage: _merge(inner, keys, source) for stage, inner in base.stages.items()}
+    stages = {stage: replace(inner, name=name) for stage, inner in stages.items()}
     if "stages" in keys:
         for stage, node in keys["stages"].entries():
-            stages[stage] = replace(_merge(recipe, node.mapping(_STAGE), source), name=name)
+            stages[stage] = replace(_merge(stages.get(stage, recipe), node.mapping(_STAGE), source), name=name)
             stages[stage] = replace(stages[stage], lines={**stages[stage].lines, "stage": node.at})
     if builtin:
         recipe, stages = _as_builtin(recipe), {stage: _as_builtin(inner) for stage, inner in stages.items()}

@@ -15,6 +15,7 @@ from edgewright.checkpoint.safetensors_writer import TensorSpec, write_safetenso
 from edgewright.checkpoint.tensor import DTYPES, StoredTensor
 from edgewright.files import canonical_json
 from edgewright.formats import ActivationFormat, BlockFormat, FloatFormat, LinearInput, format_from_json
+from edgewright.formats.cache import KVFormat
 from edgewright.graph import Weight
 from edgewright.graph.weights import ComputedWeight
 from edgewright.models import build_llm
@@ -37,7 +38,7 @@ def write_folder(
     untied = "lm_head.weight" in weights.keys() - build_llm(checkpoint, max_context=1).weights.keys()
     writer = Writer(weights, done.work, untied=untied)
     report = {"recipe": recipe.name, "modules": [report.to_json() for report in done.reports]}
-    writer.write(folder, checkpoint.config, checkpoint.sidecars(), source, recipe, record, report)
+    writer.write(folder, checkpoint.config, checkpoint.sidecars(), source, recipe, record, report, recipe.kv)
 
 
 class Writer:
@@ -157,6 +158,7 @@ class Writer:
         recipe: Recipe,
         record: Any,
         report: Mapping[str, Any],
+        kv: KVFormat | None,
     ) -> None:
         """Write the folder: the config with what was done added to it, the tensors, sidecars, and the report."""
         quantization = {
@@ -168,7 +170,7 @@ class Writer:
             "notes": self.notes,
             "untied": self.untied,
             "biases": self.biases,
-            "kv_dtype": None if recipe.kv is None else recipe.kv.dtype,
+            "kv_dtype": None if kv is None else kv.dtype,
             "kv_modules": self.caches,
             "recipe": recipe.to_json(),
             "origin": dict(source),

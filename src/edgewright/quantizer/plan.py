@@ -18,6 +18,7 @@ from edgewright.graph.builder import EW
 from edgewright.graph.rewrite import module_of
 from edgewright.ops.experts import EXPERT_WEIGHTS
 from edgewright.quant.apply import Use, quantizable
+from edgewright.quant.prefix_kv import KEY
 from edgewright.quant.producers import ExactProducer, held_exactly
 from edgewright.quant.recipe import Choice, Recipe
 from edgewright.quantizer.segments import Segment, cut
@@ -83,7 +84,7 @@ class Group:
 
 @dataclass(frozen=True)
 class KVTap:
-    """The keys and values of an attention layer as they enter the cache.
+    """The keys and values of an attention layer as they enter the cache, or a policy's prefix KV: as rows.
 
     `rows` is the weight whose rows make the values, where nothing lies between.
     """
@@ -248,17 +249,43 @@ def _check_awq(group: Group) -> None:
 def _caches(segment: Segment) -> list[KVTap]:
     taps = []
     for node in segment.nodes:
-        if node.domain != EW or node.op_type != "Attention" or node.inputs[1] is None:
+        key, value = _kept_rows(node)
+        if key is None or value is None:
             continue
-        key, value = node.inputs[1], node.inputs[2]
-        assert key is not None
-        assert value is not None
         heads = node.attributes["kv_heads"].value
         maker = value.producer()
         weight = maker.inputs[1] if maker is not None and maker.domain == EW and maker.op_type == "Linear" else None
         rows = None if weight is None else weight.name
         taps.append(KVTap(module_of(node), str(key.name), str(value.name), int(heads), rows))
     return taps
+
+
+def _kept_rows(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return keys and values as rows where an attention's are kept: a cache's, or a policy's prefix KV.
+
+    Those are what the prefix stage gives, and what SmolVLA's expert makes of them alone, which a build may have made
+    with the prefix.
+    """
+    if node.domain != EW or node.op_type not in ("Attention", "MixedAttention"):
+        return None, None
+    _, k, v, prefix_key, prefix_value = (*node.inputs, *[None] * 5)[:5]
+    if node.op_type == "Attention":
+        return k, v
+    if k is None and prefix_key is not None and prefix_key.is_graph_output():
+        return _rows_behind(prefix_key), _rows_behind(prefix_value)
+    maker = k.producer() if k is not None and prefix_key is None else None
+    source = _rows_behind(maker.inputs[0]) if maker is not None else None
+    of_prefix = source is not None and source.is_graph_input() and str(source.name).startswith(KEY)
+    return (k, v) if of_prefix else (None, None)
+
+
+def _rows_behind(value: ir.Value | None) -> ir.Value | None:
+    """Return what a value was before its axes were laid out anew."""
+    maker = value.producer() if value is not None else None
+    while maker is not None and maker.domain == "" and maker.op_type in ("Reshape", "Transpose"):
+        value = maker.inputs[0]
+        maker = value.producer() if value is not None else None
+    return value
 
 
 def _fold(node: ir.Node, uses: Sequence[Use]) -> Fold | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import onnxruntime as ort
 from edgewright.checkpoint.policy import PolicyCheckpoint
 from edgewright.errors import RecipeError
 from edgewright.formats import Array
+from edgewright.formats.cache import KVFormat
 from edgewright.graph import Stage, Weight
 from edgewright.models._policy import PolicyBounds, build_policy
 from edgewright.models._policy_bounds import bounds_of_spec
@@ -63,7 +64,13 @@ def plan_policy(checkpoint: PolicyCheckpoint, recipe: Recipe) -> Stages:
     smoothed = {id(inner): inner for inner in recipes.values()}
     for inner in smoothed.values():
         check_smoothing([plans[name] for name in STAGES if recipes[name] is inner], inner)
-    return Stages(stages, plans, recipes)
+    kv = prefix_format(recipe)
+    return Stages(stages, plans, {name: replace(inner, kv=kv) for name, inner in recipes.items()})
+
+
+def prefix_format(recipe: Recipe) -> KVFormat | None:
+    """Return the format that a recipe gives the prefix KV; None for float32."""
+    return recipe.for_stage("prefix", STAGES).kv
 
 
 def float_stages(checkpoint: PolicyCheckpoint, bounds: PolicyBounds) -> dict[str, Stage]:
@@ -86,10 +93,10 @@ def _check(recipe: Recipe) -> None:
                 f"{inner.lines.get('transforms', inner.name)}: rotation {inner.transforms.rotation} is for language "
                 "models alone, a policy's expert reads the keys and values as they are: leave rotation out."
             )
-        if inner.kv is not None:
+        if name != "prefix" and inner.kv != recipe.kv:
             raise RecipeError(
-                f"{inner.lines.get('kv', inner.name)}: the keys and values of a policy's prefix are float32, they are "
-                "made once and read in every step: leave kv out, or say 'kv: none'."
+                f"{inner.lines.get('kv', inner.name)}: a policy has one set of keys and values, which the prefix "
+                f"makes: move 'kv' out of the stage {name}, to the top or to the stage prefix."
             )
         if inner is not recipe and inner.data != recipe.data:
             raise RecipeError(

@@ -10,7 +10,7 @@ from edgewright.checkpoint.policies.native import KEY, policy_config
 from edgewright.checkpoint.policy import PolicyCheckpoint
 from edgewright.quant.recipe import Recipe
 from edgewright.quantizer.folder import Writer
-from edgewright.quantizer.policy import PolicyQuantized
+from edgewright.quantizer.policy import PolicyQuantized, prefix_format
 
 
 def write_policy_folder(
@@ -29,4 +29,4 @@ def write_policy_folder(
     config = {KEY: policy_config(checkpoint.spec, checkpoint.sizes, (*checkpoint.notes, *left_out))}
     report = {"recipe": recipe.name, "modules": [r.to_json() for r in done.reports], "ranges": done.ranges}
     writer = Writer(done.weights, done.work)
-    writer.write(folder, config, checkpoint.sidecars(), source, recipe, record, report)
+    writer.write(folder, config, checkpoint.sidecars(), source, recipe, record, report, prefix_format(recipe))

@@ -18,7 +18,7 @@ from edgewright.formats import FloatFormat, Format, IntFormat
 from edgewright.quant.recipe import Recipe
 from edgewright.quantizer.driver import STAGES, float_stage
 from edgewright.quantizer.plan import Target, plan_of
-from edgewright.quantizer.policy import plan_policy
+from edgewright.quantizer.policy import plan_policy, prefix_format
 from edgewright.quantizer.report import NONE, SHARED, TAKEN
 
 
@@ -76,8 +76,11 @@ def preview(checkpoint: Checkpoint, recipe: Recipe) -> Preview:
 def preview_policy(checkpoint: PolicyCheckpoint, recipe: Recipe) -> dict[str, Preview]:
     """Resolve a recipe for a policy, stage by stage; raises RecipeError as quantizing would."""
     refuse_quantized(checkpoint)
-    plans = plan_policy(checkpoint, recipe).plans
-    return {name: _previewed(resolved(plan.targets), None) for name, plan in plans.items()}
+    plans, kv = plan_policy(checkpoint, recipe).plans, prefix_format(recipe)
+    return {
+        name: _previewed(resolved(plan.targets), kv.label if kv is not None and name == "prefix" else None)
+        for name, plan in plans.items()
+    }
 
 
 def _previewed(rows: list[dict[str, Any]], kv: str | None) -> Preview:

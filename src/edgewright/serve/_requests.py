@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from websockets.asyncio.server import ServerConnection
 
-from edgewright.errors import ObservationError
-from edgewright.serve.errors import MessageError, RefusedError
+from edgewright.errors import GenerationError, ObservationError
+from edgewright.serve.errors import CommittedError, MessageError, RefusedError
 from edgewright.serve.log import Log
 from edgewright.serve.metrics import Metrics
-from edgewright.serve.protocol import Inferred
+from edgewright.serve.protocol import COMMITTED, Inferred
 from edgewright.serve.queue import InferenceQueue, Outcome
 from edgewright.serve.settings import Settings
 from edgewright.serve.wire import decode_observation, encode
@@ -27,8 +27,11 @@ _INTERNAL = "The policy failed on this observation; the server's log tells why u
 class Requests:
     """Answers requests, counts and logs them; to be made and used inside one event loop."""
 
-    def __init__(self, queue: InferenceQueue, settings: Settings, metrics: Metrics, log: Log) -> None:
+    def __init__(
+        self, queue: InferenceQueue, settings: Settings, metrics: Metrics, log: Log, *, takes_committed: bool = False
+    ) -> None:
         self._queue = queue
+        self._takes_committed = takes_committed
         self._settings = settings
         self._metrics = metrics
         self._log = log
@@ -76,8 +79,9 @@ class Requests:
         try:
             async with asyncio.timeout(self._settings.deadline_ms / 1000) as limit:
                 self._check_open()
-                outcome = await self._queue.run(self._observation(message))
-            _raise(outcome.error)
+                observation = self._observation(message)
+                outcome = await self._queue.run(observation)
+            _raise(outcome.error, continued=COMMITTED in observation)
             answer = encode(_result(outcome, previous_ms))
         except RefusedError as refused:
             self._metrics.refusals[refused.reason] += 1
@@ -85,7 +89,7 @@ class Requests:
             return str(refused)
         except MessageError as error:
             return self._error("message", error, peer, str(error))
-        except ObservationError as error:
+        except (ObservationError, CommittedError) as error:
             return self._error("observation", error, peer, str(error))
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
@@ -119,7 +123,18 @@ class Requests:
     def _observation(self, message: str | bytes) -> Mapping[str, Any]:
         if isinstance(message, str):
             raise MessageError("The message is a text; an observation is a binary message of msgpack.")
-        return decode_observation(message, self._settings.limits)
+        observation = decode_observation(message, self._settings.limits)
+        if COMMITTED in observation:
+            self._check_committed(observation[COMMITTED])
+        return observation
+
+    def _check_committed(self, actions: Any) -> None:
+        if not self._takes_committed:
+            raise MessageError(
+                f"This policy takes no {COMMITTED}, as its metadata says: leave them out, and take another mode."
+            )
+        if not isinstance(actions, np.ndarray) or actions.ndim != 2 or actions.dtype.kind not in "fiu":
+            raise MessageError(f"The {COMMITTED} are not a table of numbers: send one row of the robot's for each.")
 
     def _error(self, kind: str, error: BaseException, peer: str, text: str, *, trace: bool = False) -> str:
         self._metrics.errors[kind] += 1
@@ -127,8 +142,13 @@ class Requests:
         return f"{' '.join(text.split())[:_MAX_SENTENCE_CHARS]} [error {error_id}]"
 
 
-def _raise(error: BaseException | None) -> None:
-    """Raise a policy's error; what would end the event loop (SystemExit and the like) becomes an ordinary one."""
+def _raise(error: BaseException | None, *, continued: bool) -> None:
+    """Raise a policy's error; what would end the event loop (SystemExit and the like) becomes an ordinary one.
+
+    What a policy says of committed actions is for the client that sent them.
+    """
+    if continued and isinstance(error, GenerationError):
+        raise CommittedError(str(error)) from error
     if isinstance(error, Exception):
         raise error
     if error is not None:

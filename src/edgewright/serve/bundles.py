@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgewright.bundle import read_manifest
 from edgewright.errors import BundleError
@@ -34,9 +35,14 @@ class ServedBundle:
         """What a client needs to know of the policy."""
         return self.policy.metadata
 
-    def infer(self, observation: Mapping[str, Any], /) -> Inferred:
-        """Return the policy's chunk, as it is: what the limits say is kept by whoever moves the robot."""
-        return self.policy.infer(observation)
+    def infer(self, observation: Mapping[str, Any], /, *, committed: NDArray[Any] | None = None) -> Inferred:
+        """Return the policy's chunk, as it is: what the limits say is kept by whoever moves the robot.
+
+        `committed` [n, dim] are its first n actions, where the policy takes them.
+        """
+        if committed is None:
+            return self.policy.infer(observation)
+        return self.policy.infer(observation, committed=committed)
 
     def example(self) -> dict[str, Any]:
         """Return an observation that fits: gray images uint8 `[height, width, 3]`, a state of zeros, a prompt."""

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from edgewright.errors import UsageError
 from edgewright.serve._http import authorisation
 from edgewright.serve.errors import MessageError, RemoteError, ServeError
+from edgewright.serve.protocol import COMMITTED
 from edgewright.serve.settings import DEFAULT_PORT
 from edgewright.serve.wire import LIMITS, Limits, decode, encode
 
@@ -63,15 +65,17 @@ class PolicyClient:
         self.metadata: dict[str, Any] = {}
         self._connected()
 
-    def infer(self, observation: Mapping[str, Any], /) -> Answer:
+    def infer(self, observation: Mapping[str, Any], /, *, committed: npt.ArrayLike | None = None) -> Answer:
         """Send an observation and return the server's answer.
 
+        `committed` [n, dim] are the first n actions of the chunk where the robot is sent them before it arrives; only a
+        server whose metadata says `takes_committed` takes them, and any other is not asked: ServeError is raised.
         Raises RemoteError with the server's sentence when it refuses, and the next call may succeed; MessageError for
         what can't be sent; ServeError when no answer comes in time or the connection breaks: the next call connects
         anew, so a late answer is never taken for that of another observation.
         """
-        message = encode(dict(observation))
         socket = self._connected()
+        message = encode({**observation, **self._continued(committed)})
         try:
             socket.send(message)
             answer = self._receive(socket)
@@ -84,6 +88,18 @@ class PolicyClient:
         if found is None:
             raise RemoteError(str(answer))
         return found
+
+    def _continued(self, committed: npt.ArrayLike | None) -> dict[str, Any]:
+        """Return what an observation has besides where there are committed actions."""
+        actions = np.asarray([] if committed is None else committed)
+        if not actions.size:
+            return {}
+        if self.metadata.get("takes_committed") is not True:
+            raise ServeError(
+                f"The policy at {self.uri} takes no committed actions, as its metadata says: infer without them, and "
+                "take another mode."
+            )
+        return {COMMITTED: actions}
 
     def close(self) -> None:
         """Close the connection; `infer` would open a new one."""

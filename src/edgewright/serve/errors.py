@@ -13,6 +13,10 @@ class MessageError(ServeError):
     """A message is no valid msgpack, or holds what is not taken: other types, other dtypes, too much of something."""
 
 
+class CommittedError(ServeError):
+    """A policy can't use the committed actions that came with an observation."""
+
+
 class RefusedError(ServeError):
     """A server refuses a valid request; `reason` is one word for its metrics."""
 

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+#: The key of an observation under which a client sends committed actions; openpi's clients have none.
+COMMITTED = "committed_actions"
+
 
 class Inferred(Protocol):
     """An action chunk."""
@@ -30,3 +33,10 @@ class Infers(Protocol):
 
     def infer(self, observation: Mapping[str, Any], /) -> Inferred:
         """Return the chunk of one observation; raises ObservationError for one that doesn't fit."""
+
+
+class Continues(Infers, Protocol):
+    """A policy whose metadata says `takes_committed`: its chunks can continue what the robot is sent already."""
+
+    def infer(self, observation: Mapping[str, Any], /, *, committed: NDArray[Any] | None = None) -> Inferred:
+        """Return a chunk that begins with `committed` `[n, dim]`; raises GenerationError for such as can't be used."""

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -25,7 +25,7 @@ from edgewright.serve import _http
 from edgewright.serve._requests import Requests
 from edgewright.serve.log import Log
 from edgewright.serve.metrics import CONTENT_TYPE, Metrics
-from edgewright.serve.protocol import Infers
+from edgewright.serve.protocol import COMMITTED, Continues, Inferred, Infers
 from edgewright.serve.queue import InferenceQueue
 from edgewright.serve.settings import Settings
 from edgewright.serve.wire import encode
@@ -50,8 +50,7 @@ class PolicyServer:
         self._policy = policy
         self._log = log or Log()
         told = dict(policy.metadata)
-        if "takes_committed" in told:
-            told["takes_committed"] = False  # whatever the policy takes, the protocol has no place for them
+        self._takes_committed = told.get("takes_committed") is True
         self._metadata = encode(told)
         self._clients: set[ServerConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,8 +85,10 @@ class PolicyServer:
     async def _run(self, listening: Callable[[], None] | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._stops, self._stopping, self._hurry = 0, asyncio.Event(), asyncio.Event()
-        self._queue = InferenceQueue(self._policy.infer, waiting=self.settings.queue)
-        self._requests = Requests(self._queue, self.settings, self.metrics, self._log)
+        self._queue = InferenceQueue(self._infer, waiting=self.settings.queue)
+        self._requests = Requests(
+            self._queue, self.settings, self.metrics, self._log, takes_committed=self._takes_committed
+        )
         try:
             with self._signals():
                 server = await self._open()
@@ -100,6 +101,13 @@ class PolicyServer:
         finally:
             self._queue.close()
             self._loop = None
+
+    def _infer(self, observation: Mapping[str, Any]) -> Inferred:
+        """Ask the policy, with the committed actions where the observation has any."""
+        if COMMITTED not in observation:
+            return self._policy.infer(observation)
+        rest = {name: value for name, value in observation.items() if name != COMMITTED}
+        return cast(Continues, self._policy).infer(rest, committed=observation[COMMITTED])
 
     async def _open(self) -> Server:
         host, port = self.settings.host, self.settings.port

@@ -34,6 +34,7 @@ from edgewright.quant.apply import quantize_stage
 from edgewright.quant.recipe import Recipe
 from edgewright.verify.memory import Memory
 from edgewright.verify.policy_actions import PolicyLevels
+from edgewright.verify.policy_cache import PrefixCodes, hand_over
 from edgewright.verify.policy_manifest import checked
 from edgewright.verify.policy_report import BOUNDS, Bound
 from edgewright.verify.policy_spec import check_spec, foreign_files
@@ -105,8 +106,10 @@ class _PolicyVerification:
     def run(self, observations: Sequence[Mapping[str, Any]] | None, memory: Memory, threads: int | None) -> Report:
         """Run the levels."""
         levels: dict[str, Level] = {}
-        lowered, schedule = self._lowered()
-        levels["spec"] = check_spec(self._root, self._manifest, self._checkpoint, schedule)
+        lowered, schedule, codes = self._lowered()
+        levels["spec"] = check_spec(
+            self._root, self._manifest, self._checkpoint, schedule, None if codes is None else codes.record
+        )
         levels |= self._files(lowered)
         with _scratch_beside(self._root) as scratch:
             runs = PolicyLevels(
@@ -115,6 +118,7 @@ class _PolicyVerification:
                 self._original,
                 self._float,
                 bound_of(self._manifest),
+                codes,
                 scratch,
                 memory,
                 threads,
@@ -123,17 +127,18 @@ class _PolicyVerification:
             levels |= runs.levels(observations, {n: self._features[n] for n in CONTRACT_FEATURES})
         return Report(levels)
 
-    def _lowered(self) -> tuple[dict[str, Stage], Mapping[str, Any] | None]:
+    def _lowered(self) -> tuple[dict[str, Stage], Mapping[str, Any] | None, PrefixCodes | None]:
         """Build the stages anew, in the formats and with the features the bundle has."""
         given = self._checkpoint
         stages, made = build_featured(given, given.spec, self._features, bounds=self._bounds)
+        codes = hand_over(stages, given)
         lowered = {}
         for name, stage in stages.items():
             quantize_stage(stage, _recipe_of(self._manifest, name), requantize=True)
             if name == "prefix" and "embedding" in self._manifest.model:
                 take_table_outside(stage)
             lowered[name] = LOWERINGS[self._manifest.stages[name].dialect](stage)
-        return lowered, made.schedule
+        return lowered, made.schedule, codes
 
     def _float(self, features: Mapping[str, Any]) -> dict[str, Stage]:
         """Build the float stages with some features; of a quantized checkpoint, what its codes stand for."""
@@ -196,4 +201,6 @@ def bound_of(manifest: Manifest) -> Bound:
     names = [coarsest(format_from_json(module) for module in modules)]
     inputs = {module["activation"]["name"] for module in modules if module.get("activation")}
     names += ["int4"] if inputs & {"int4", "nvfp4", "mxfp4"} else ["fp8"] if inputs else []
+    if (cache := manifest.recipe.get("kv")) is not None:
+        names.append("int8" if cache["dtype"] == "int8" else "fp8")
     return BOUNDS[max(names, key=list(BOUNDS).index)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from edgewright.runtime.policy.schedule import FixedSchedule
 from edgewright.runtime.policy.stages import STAGES, EngineStage, Runs
 from edgewright.runtime.policy.table import TableStage
 from edgewright.verify.memory import Memory
+from edgewright.verify.policy_cache import SATURATED, CodedStage, PrefixCodes
 from edgewright.verify.policy_inputs import noise_of, seeded_steps, synthetic
 from edgewright.verify.policy_reference import Call, FloatStage, SharedStage, Slot, run_once
 from edgewright.verify.policy_report import EXACT, Array, Bound, Gap, GapsReport, gap
@@ -68,13 +70,14 @@ class PolicyLevels:
         checkpoint: PolicyCheckpoint,
         make: MakeStages,
         bound: Bound,
+        codes: PrefixCodes | None,
         scratch: Path,
         memory: Memory,
         threads: int | None,
         progress: Progress,
     ) -> None:
         self._root, self._manifest, self._checkpoint = root, manifest, checkpoint
-        self._make, self._bound, self._scratch = make, bound, scratch
+        self._make, self._bound, self._codes, self._scratch = make, bound, codes, scratch
         self._memory, self._threads, self._progress = memory, threads, progress
         self._spec, self._statistics = checkpoint.spec, checkpoint.statistics
 
@@ -153,6 +156,8 @@ class PolicyLevels:
             shape: tuple[int, ...] = (len(images), self._spec.image_tokens, self._width(stage))
         else:
             inputs = seeded_steps(stage.stage.contract, self._spec)
+            if self._codes is not None:
+                inputs = [self._codes.within(one) for one in inputs]
             shape = inputs[0]["x_t"].shape
         run = SharedStage(name, stage, slot)
         (output,) = stage.stage.contract.outputs
@@ -201,7 +206,8 @@ class PolicyLevels:
         settings = EngineSettings.from_json(entry.settings)
         stage: Runs = EngineStage(Engine(path, entry.contract, settings, threads=self._threads))
         table = embedding_of(self._root, self._manifest, "prefix") if name == "prefix" else None
-        return stage if table is None else TableStage(stage, table)
+        stage = stage if table is None else TableStage(stage, table)
+        return stage if self._codes is None or name == "vision" else CodedStage(stage, self._codes)
 
     def _stages(self, calls: Mapping[str, Sequence[Call]], wanted: Array) -> GapsReport:
         """Compare each engine on the reference's own inputs."""
@@ -214,7 +220,21 @@ class PolicyLevels:
             except (GenerationError, EdgewrightError) as error:
                 gaps[f"{name}: {error}"] = Gap(float("inf"), 0.0, float("inf"))
             engine = None  # one at a time
-        return GapsReport(self._bound, gaps)
+        return self._handed_over(calls["prefix"], gaps)
+
+    def _handed_over(self, calls: Sequence[Call], gaps: dict[str, Gap]) -> GapsReport:
+        """Return the level; of codes whole tensors count, and how many numbers are beyond the largest code."""
+        if self._codes is None:
+            return GapsReport(self._bound, gaps)
+        given = {name: values for call in calls for name, values in call.outputs.items() if name in self._codes.scales}
+        shares = {name: self._codes.saturated(name, values) for name, values in given.items()}
+        for name, share in shares.items():
+            if share > SATURATED:
+                words = f"{name}: {share:.1%} of its numbers are beyond the largest code, more than {SATURATED:.0%}"
+                gaps[words] = Gap(float("inf"), 0.0, float("inf"))
+        apart = dict.fromkeys(given, dataclasses.replace(self._bound, max_error=None))
+        figures = {name: float(f"{share:.4g}") for name, share in shares.items()}
+        return GapsReport(self._bound, gaps, more={"saturated": figures}, apart=apart)
 
     def _denoise(self, engine: Runs, calls: Sequence[Call], wanted: Array | None) -> dict[str, Gap]:
         """Compare the velocity at the first, a middle and the last time, or the whole loop's actions."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from edgewright.bundle.manifest import Manifest
 from edgewright.checkpoint.policy import PolicyOptions
-from edgewright.errors import BundleError, UsageError
+from edgewright.errors import BundleError, RecipeError, UsageError
 from edgewright.formats import ActivationFormat, format_from_json
 from edgewright.graph.features import FEATURES, resolve_features
+from edgewright.quant.kv import cache_of_record
 from edgewright.runtime.embedding import embedding_width
 from edgewright.runtime.policy.policy import policy_spec
 from edgewright.runtime.policy.schedule import FixedSchedule
@@ -25,7 +26,7 @@ def checked(manifest: Manifest) -> Manifest:
     for name, check in _CHECKS.items():
         try:
             check(manifest)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, UsageError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, UsageError, RecipeError) as error:
             words = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise _wrong(name, words) from None
     if manifest.model["features"] != resolve_features(manifest.model["features"], spec.kind):
@@ -88,6 +89,15 @@ def _modules(manifest: Manifest) -> None:
             ActivationFormat(**module["activation"])
 
 
+def _cache(manifest: Manifest) -> None:
+    """Refuse a record of the prefix KV that can't be read, or that is not about what the stages hand over."""
+    record = manifest.recipe.get("kv")
+    dtype = "float32" if record is None else cache_of_record(record)[0].cache_dtype
+    for name in ("prefix", "denoise"):
+        if manifest.stages[name].contract.kv_dtype != dtype:
+            raise ValueError(f"they are {dtype} where the stage {name} has {manifest.stages[name].contract.kv_dtype}")
+
+
 def _versions(manifest: Manifest) -> None:
     if not all(isinstance(value, str) for value in [manifest.versions["edgewright"], *manifest.versions.values()]):
         raise ValueError("one is no text")
@@ -108,6 +118,7 @@ _CHECKS: Mapping[str, Callable[[Manifest], object]] = {
     "features": _features,
     "source's files": _source,
     "recipe's modules": _modules,
+    "prefix KV's scales": _cache,
     "versions": _versions,
     "schedule's times": _schedule,
     "embedding's numbers": _embedding,

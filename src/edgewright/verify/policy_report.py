@@ -78,18 +78,20 @@ EXACT = Bound(1e-5)
 class GapsReport:
     """One level: a gap for each thing that was compared, and what could not be compared here.
 
-    `more` are further figures for the report.
+    `more` are further figures for the report. What is in `apart` has a bound of its own.
     """
 
     bound: Bound
     gaps: Mapping[str, Gap]
     unchecked: tuple[str, ...] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
+    apart: Mapping[str, Bound] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[str]:
-        """Return in words what exceeds the bound."""
-        return [f"{name}: {', '.join(words)}" for name, g in self.gaps.items() if (words := self.bound.faults(g))]
+        """Return in words what exceeds its bound."""
+        bounds = {name: self.apart.get(name, self.bound) for name in self.gaps}
+        return [f"{name}: {', '.join(words)}" for name, g in self.gaps.items() if (words := bounds[name].faults(g))]
 
     @property
     def worst(self) -> str:
@@ -102,6 +104,7 @@ class GapsReport:
             "status": status_of(self.faults, self.unchecked, compared=bool(self.gaps)),
             "summary": self._summary(),
             "threshold": vars(self.bound),
+            **({"thresholds": {name: vars(bound) for name, bound in self.apart.items()}} if self.apart else {}),
             "worst": self.worst,
             "compared": {name: g.to_json() for name, g in self.gaps.items()},
             **({"not_checked": list(self.unchecked)} if self.unchecked else {}),

@@ -16,11 +16,15 @@ _SHOWN_CHARACTERS = 60
 
 
 def check_spec(
-    root: Path, manifest: Manifest, checkpoint: PolicyCheckpoint, schedule: Mapping[str, Any] | None
+    root: Path,
+    manifest: Manifest,
+    checkpoint: PolicyCheckpoint,
+    schedule: Mapping[str, Any] | None,
+    cache: Mapping[str, Any] | None = None,
 ) -> SpecReport:
     """Compare what a bundle says of its policy, and the files beside the graphs, with the checkpoint.
 
-    `schedule` is the one of the graphs that were built anew.
+    `schedule` and `cache`, the record of a quantized prefix KV, are those of the graphs that were built anew.
     """
     wanted, found = checkpoint.spec.to_json(), manifest.model["policy"]
     faults = [
@@ -31,6 +35,8 @@ def check_spec(
     told = manifest.model.get("schedule")
     if told != (None if schedule is None else dict(schedule)):
         faults.append("the schedule of the denoise stage is not the one that the checkpoint's steps give")
+    if manifest.recipe.get("kv") != (None if cache is None else dict(cache)):
+        faults.append("the format or the scales of the prefix KV are not those that the checkpoint was calibrated for")
     unchecked: tuple[str, ...] = ()
     sidecars: Mapping[str, bytes] = {}
     try:
@@ -41,7 +47,7 @@ def check_spec(
         path = inside(root, f"sidecars/{name}")
         if not path.is_file() or path.read_bytes() != data:
             faults.append(f"the bundle's {name} is not the one that the checkpoint gives")
-    return SpecReport(faults, len(wanted) + 1 + len(sidecars), unchecked)
+    return SpecReport(faults, len(wanted) + 2 + len(sidecars), unchecked)
 
 
 def foreign_files(files: Mapping[str, Mapping[str, Any]], checkpoint: PolicyCheckpoint) -> list[str]:
