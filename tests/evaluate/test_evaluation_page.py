@@ -14,10 +14,11 @@ import pytest
 from dataset_files import Written, write_dataset
 from predictor_cases import DIMS, HORIZON, replay
 
+from browser import SCHEMES, browser
 from edgewright.evaluate import Evaluation, FrameChoice, evaluate, open_dataset
 from edgewright.evaluate.curves import Line, curves
 from edgewright.evaluate.page import page, write_page
-from edgewright.verify.charts import short
+from edgewright.report.charts import short
 from html_pages import Reader
 
 
@@ -92,6 +93,16 @@ def test_without_cameras_and_figures(tmp_path: Path) -> None:
     assert images == []
     assert "no images" in text
     assert "dimensions that never change" in text
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_in_a_browser(written: Written, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, evaluation(written, 2))
+    with browser() as tab:
+        for scheme in SCHEMES:
+            tab.open(path, width, scheme)
+            assert tab.faults() == []
 
 
 def points(chart: dict[str, list[dict[str, str]]], number: int) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ import pytest
 from edgewright.errors import OutputError
 from edgewright.quantizer.page import DRAWN, page, write_page
 from edgewright.quantizer.report import BINS, ModuleReport
-from edgewright.verify.charts import columns, histogram
+from edgewright.report.charts import columns, histogram
 from html_pages import Reader
 
 RECORD = {

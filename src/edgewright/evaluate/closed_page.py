@@ -11,7 +11,7 @@ from edgewright.evaluate.closed_results import ClosedLoop, Run
 from edgewright.evaluate.curves import Line, curves
 from edgewright.evaluate.page import image_uri
 from edgewright.files import write_text
-from edgewright.verify.template import rendered
+from edgewright.report.template import rendered
 
 #: Episodes of each policy whose distance is drawn.
 _MOST_DRAWN = 48

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewright.verify.charts import short
+from edgewright.report.charts import short
 
 #: Size of a chart in pixels, and its margins (left, top, right, bottom).
 _WIDTH, _HEIGHT = 720, 150

@@ -14,8 +14,8 @@ from edgewright.evaluate.dataset import Frame
 from edgewright.evaluate.pictures import Image
 from edgewright.evaluate.results import Evaluation
 from edgewright.files import write_text
-from edgewright.verify.charts import columns
-from edgewright.verify.template import rendered
+from edgewright.report.charts import columns
+from edgewright.report.template import rendered
 
 #: Dimensions that are drawn, and the larger side of an image in pixels.
 _MOST_DRAWN, _SIDE = 16, 240

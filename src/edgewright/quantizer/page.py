@@ -9,8 +9,8 @@ from typing import Any
 
 from edgewright.files import write_text
 from edgewright.quantizer.report import ModuleReport, worst
-from edgewright.verify.charts import columns, histogram
-from edgewright.verify.template import rendered
+from edgewright.report.charts import columns, histogram
+from edgewright.report.template import rendered
 
 #: Modules that are marked in the table, and those whose weights are drawn.
 WORST, DRAWN = 10, 4

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgewright.bundle.manifest import Manifest
-from edgewright.verify.charts import chart
-from edgewright.verify.template import rendered
+from edgewright.report.charts import chart
+from edgewright.report.template import rendered
 
 
 def page(name: str, manifest: Manifest, report: Mapping[str, Any]) -> str:

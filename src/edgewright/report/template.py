@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from edgewright._version import __version__
-from edgewright.verify.charts import short
+from edgewright.report.charts import short
 
 
 def rendered(package: str, template: str, /, **values: Any) -> str:
@@ -18,7 +18,7 @@ def rendered(package: str, template: str, /, **values: Any) -> str:
     """
 
     def read(wanted: str) -> str:
-        owner = package if wanted == template else "edgewright.verify"
+        owner = package if wanted == template else "edgewright.report"
         return (resources.files(owner) / "data" / wanted).read_text(encoding="utf-8")
 
     environment = jinja2.Environment(
