@@ -14,8 +14,9 @@ import pytest
 
 import policy_goldens as goldens
 from edgewright.bundle import read_manifest, write_manifest
-from edgewright.cli import _arrays, run
+from edgewright.cli import run
 from edgewright.cli._parser import Parser
+from edgewright.runtime import npz
 
 from .conftest import Cli
 from .tiny import the_sentence
@@ -183,7 +184,7 @@ def test_files_that_hold_no_arrays(cli: Cli, policy_bundle: Path, observation: P
 def test_a_file_that_unpacks_to_too_much(
     cli: Cli, policy_bundle: Path, observation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_arrays, "MAX_BYTES", 1000)
+    monkeypatch.setattr(npz, "MAX_BYTES", 1000)
     result = cli("run", policy_bundle, "--observation", observation)
     assert result.code == 3
     the_sentence(result.err, "unpacks to more than")

@@ -110,6 +110,9 @@ class Scripted:
     def __init__(self, script: list[int], max_context: int = 100) -> None:
         self.script, self.max_context, self.length, self.fed = script, max_context, 0, []
 
+    def prefetch(self, ids: list[int]) -> None:
+        assert ids
+
     def append(self, ids: list[int], logits: str = "last") -> np.ndarray:
         assert logits == "last"
         self.fed.append(list(ids))

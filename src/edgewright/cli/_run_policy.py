@@ -7,11 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from edgewright.cli._arrays import read_npz
 from edgewright.cli._load import warn_failed
 from edgewright.cli._output import note, print_json, table
 from edgewright.cli._parser import positive_int
 from edgewright.errors import ObservationError, UsageError
+from edgewright.runtime.npz import read_npz
 
 if TYPE_CHECKING:
     from edgewright.runtime.policy import Chunk, Policy

@@ -28,6 +28,7 @@ class Inputs:
         self.max_context = contract.bounds["capacity"][1]
         self.vocabulary, self.table = vocabulary, table
         self._batch, self._width = batch, embedding_width(contract)
+        self._ahead: tuple[Tokens, Fed] | None = None
 
     def rectangle(self, ids: Ids) -> Tokens:
         """Return ids for every sequence, int64 `[batch, n]`; raises GenerationError on another shape or dtype."""
@@ -70,9 +71,17 @@ class Inputs:
         """Return what the engine takes for tokens or rows, in memory of its own."""
         if self._width is None or tokens.ndim == 3:
             return tokens.copy()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and np.array_equal(ahead[0], tokens):
+            return ahead[1]
         if self.table is None:
             raise GenerationError("The engine takes rows of embeddings and there is no table of them: give rows.")
         return self.table.rows(tokens)
+
+    def prefetch(self, tokens: Tokens) -> None:
+        """Keep the table's rows of tokens that are `taken` next."""
+        assert self.table is not None
+        self._ahead = tokens, self.table.rows(tokens)
 
     def _check_room(self, count: int, total: int) -> None:
         if total > self.max_context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from edgewright.bundle.settings import EngineSettings
 from edgewright.errors import BundleError, GenerationError, TemplateError, TokenizerError
 from edgewright.files import canonical_json, inside
 from edgewright.runtime.embedding import SIDECAR as EMBEDDING
-from edgewright.runtime.embedding import EmbeddingTable, Floats, embedding_of
+from edgewright.runtime.embedding import EmbeddingTable, Floats, embedding_of, embedding_width
 from edgewright.runtime.engine import Engine
-from edgewright.runtime.generation import Generation
+from edgewright.runtime.generation import Generation, Tables
 from edgewright.runtime.prefix import load_prefix, save_prefix
+from edgewright.runtime.rawtable import Rows
 from edgewright.runtime.sampling import SamplingParams
 from edgewright.runtime.session import Session
 from edgewright.runtime.spelling import Encoded, Speller
+from edgewright.runtime.step import Ids
 from edgewright.runtime.stopping import eos_token_ids
 from edgewright.runtime.template import ChatTemplate, encode_chat
 from edgewright.runtime.text import Tokenizer
@@ -40,12 +42,15 @@ class LLM:
         self._engine = engine
 
     @classmethod
-    def load(cls, bundle: str | Path, *, threads: int | None = None, check: bool = True) -> LLM:
+    def load(
+        cls, bundle: str | Path, *, threads: int | None = None, check: bool = True, share_cores: bool = False
+    ) -> LLM:
         """Load a bundle (or an exported folder).
 
         `threads` is the number of cores to use, by default one per physical core. `check` compares every file with its
-        digest while the engine loads. Raises BundleError and its subclasses: no bundle, a changed or missing file, a
-        newer schema, another machine or engine version.
+        digest while the engine loads. `share_cores` suits several engines in a process: see `EngineSettings.sharing`.
+        Raises BundleError and its subclasses: no bundle, a changed or missing file, a newer schema, another machine or
+        engine version.
         """
         folder = Path(bundle)
         manifest = read_manifest(folder)
@@ -53,6 +58,7 @@ class LLM:
         if stage.machine is not None:
             stage.machine.require(this_machine())
         settings = EngineSettings.from_json(stage.settings)
+        settings = settings.sharing() if share_cores else settings
         model = inside(folder, stage.engine or stage.graph)
         engine = opened_while_checked(
             folder, manifest, lambda: Engine(model, stage.contract, settings, threads=threads), check=check
@@ -83,7 +89,12 @@ class LLM:
         """The embedding table of a bundle that has it outside the graph, None for any other; raises BundleError."""
         return embedding_of(self.folder, self.manifest)
 
-    def embed(self, ids: Sequence[int]) -> Floats:
+    @property
+    def embedding_width(self) -> int | None:
+        """Numbers in a row of embeddings that the engine takes, None where it takes token ids only."""
+        return embedding_width(self._engine.contract)
+
+    def embed(self, ids: Ids) -> Floats:
         """Return the rows of embeddings float32 `[n, hidden]` that `Session.append` feeds for ids.
 
         Raises GenerationError when the table is inside the graph, or an id is not in it.
@@ -95,6 +106,23 @@ class LLM:
         if columns.size and not 0 <= columns.min() <= columns.max() < self.table.vocab:
             raise GenerationError(f"The ids reach beyond the embedding table of {self.table.vocab} rows.")
         return self.table.rows(columns)
+
+    def embedding_blocks(self, rows: int = 4096) -> Iterator[Floats]:
+        """Yield the rows of embeddings of all token ids in their order, float32 `[up to rows, hidden]`.
+
+        An id that a reduced vocabulary dropped has a row of zeros. Raises GenerationError when the table is inside the
+        graph.
+        """
+        self.embed([])  # refuses a bundle without a table
+        assert self.table is not None
+        kept = self.vocabulary
+        count = self.table.vocab if kept is None else kept.full_size
+        for start in range(0, count, rows):
+            ids = np.arange(start, min(start + rows, count))
+            block = np.zeros((len(ids), self.table.hidden), np.float32)
+            there = np.ones(len(ids), np.bool_) if kept is None else np.isin(ids, kept.ids)
+            block[there] = self.embed(ids[there])
+            yield block
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -112,6 +140,11 @@ class LLM:
         if self.vocabulary is not None:
             tokenizer.spell = Speller(tokenizer, self.vocabulary)
         return tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the bundle has a tokenizer."""
+        return self._sidecar("tokenizer.json") is not None
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -131,7 +164,7 @@ class LLM:
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """All ids that end a text, by Hugging Face's rule."""
-        tokenizer = self.tokenizer if self._sidecar("tokenizer.json") else None
+        tokenizer = self.tokenizer if self.has_tokenizer else None
         return eos_token_ids(self._json("generation_config.json"), self.manifest.model, tokenizer)
 
     def session(self, batch: int = 1) -> Session:
@@ -153,7 +186,7 @@ class LLM:
 
     def generate(
         self,
-        prompt: str | Sequence[int] | Messages,
+        prompt: str | Sequence[int] | Messages = (),
         *,
         max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
@@ -161,6 +194,8 @@ class LLM:
         session: Session | None = None,
         ignore_eos: bool = False,
         history: Sequence[int] = (),
+        embeddings: Rows | None = None,
+        table: Tables = "own",
     ) -> Generation:
         """Start generating; iterate over the result for text pieces, or ask it for `.text` or `.all_tokens()`.
 
@@ -169,20 +204,27 @@ class LLM:
         before, and `history` tells the repetition penalty what that was. Generation ends at any EOS id, a stop string,
         `max_tokens`, or when the context is full (`finish_reason` is then "length"). Raises ContextOverflowError when
         the prompt itself does not fit, GenerationError when it is a mixture.
+
+        A bundle with its embedding table outside takes `embeddings` (float32 `[n, hidden]`, or a RawRows) instead of a
+        `prompt`. Tokens are then fed through `table`: the bundle's own, another Table, or None, which ends the
+        generation after one token ("no-table").
         """
-        ids = self._prompt_ids(prompt)
+        ids = self.prompt_ids(prompt) if embeddings is None or prompt else []
         return Generation(
             session if session is not None else self.session(),
             ids,
-            tokenizer=self.tokenizer if self._sidecar("tokenizer.json") else None,
+            tokenizer=self.tokenizer if self.has_tokenizer else None,
             eos_ids=() if ignore_eos else self.eos_ids,
             sampling=sampling or SamplingParams(),
             stop=stop,
             max_tokens=max_tokens,
             history=history,
+            embeddings=embeddings,
+            table=table,
         )
 
-    def _prompt_ids(self, prompt: str | Sequence[int] | Messages) -> list[int]:
+    def prompt_ids(self, prompt: str | Sequence[int] | Messages) -> list[int]:
+        """Return the token ids of what `generate` takes; raises as it does."""
         if isinstance(prompt, Encoded):
             return prompt
         if isinstance(prompt, str):

@@ -107,6 +107,16 @@ class Session:
         tokens = self._inputs.rectangle(ids)
         return self._append(self._inputs.checked(tokens, self.length + tokens.shape[1], logits), logits)
 
+    def prefetch(self, ids: Ids) -> None:
+        """Look the rows of `ids` up now, where the embedding table stands outside, for their `append` that follows.
+
+        Raises as `append` does. Where the table is in the graph, nothing is done.
+        """
+        if self._inputs.table is None or len(ids) > PREFILL_CHUNK:  # longer ones are looked up call by call
+            return
+        tokens = self._inputs.rectangle(ids)
+        self._inputs.prefetch(self._inputs.checked(tokens, self.length + tokens.shape[1], "none"))
+
     def append_embeddings(self, rows: npt.ArrayLike, logits: Logits = "last") -> npt.NDArray[np.float32]:
         """Feed rows of embeddings, float32 `[n, hidden]` or `[batch, n, hidden]`, as `append` feeds the rows of ids.
 

@@ -64,8 +64,8 @@ class Control:
             )
         if not spec and chunking.get("mode") == "committed" and values.get("takes_committed") is not True:
             raise GenerationError(
-                "The policy takes no committed actions here (its denoise stage is the whole loop, or it is behind a "
-                "server): take another mode."
+                "The policy takes no committed actions here (its denoise stage is the whole loop, or its server has no "
+                "place for them): take another mode."
             )
         try:
             limits = Limits.from_json(values["limits"])

@@ -85,7 +85,9 @@ class Plan:
 class Frame:
     """The stages bound for a plan. `x_t`, `time` and `velocity` are what a step reads and writes.
 
-    Every plan of the same `key` fits it. Raises GenerationError where the stages don't take the plan's sizes.
+    In this order: every call of `see` (the vision stage, `portion` images each), `place`, `read` (the prefix), and
+    `move` for each step. Every plan of the same `key` fits it. Raises GenerationError where the stages don't take the
+    plan's sizes.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Frame:
         plan: Plan,
         portion: int,
     ) -> None:
-        self.plan, self._spec = plan, spec
+        self.plan, self.portion, self._spec = plan, portion, spec
         vision, prefix, denoise = shapes
         sizes = plan.sizes(spec)
         for shape in (prefix, denoise):
@@ -138,7 +140,7 @@ class Frame:
             return buffers.array(f"vision.{name}", (count, *map(int, row)), "float32")
 
         self._images, self._features = rows("images"), rows("image_features")
-        self._see_parts = [
+        self.see = [
             stage.bind(
                 {"images": self._images[at : at + portion]}, {"image_features": self._features[at : at + portion]}
             )
@@ -166,10 +168,13 @@ class Frame:
             if "state" in self._taken:
                 self._taken["state"][row] = one.state
 
-    def see(self) -> None:
-        """Run the vision stage and put the features into the prefix's slots."""
-        for part in self._see_parts:
-            part()
+    @property
+    def prefix_mask(self) -> Array:
+        """Which tokens of the prefix are real: 1 or 0, int64 `[batch, prefix]`."""
+        return self._taken["prefix_mask"]
+
+    def place(self) -> None:
+        """Put the features that the vision stage gave into the prefix's slots."""
         if self.plan.in_place:
             return
         placed, tokens, at = self._taken["image_features"], self._spec.image_tokens, 0

@@ -7,10 +7,10 @@ and the actions are summed up in float32 as both projects do it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,10 @@ from edgewright.runtime.policy.observation import Prepared
 from edgewright.runtime.policy.schedule import FixedSchedule, check_steps, step_size, time_embedding, times
 from edgewright.runtime.policy.spec import PolicySpec, Schedule
 from edgewright.runtime.policy.stages import Array, Buffers, Runs, policy_shapes
+from edgewright.runtime.scheduling.work import Quantum
 
 Floats = npt.NDArray[np.float32]
+Result = TypeVar("Result")
 #: Is told of each step that the runtime makes: its number, the actions before it, their velocity. The arrays are the
 #: loop's own.
 Watch = Callable[[int, Floats, Floats], None]
@@ -177,6 +179,22 @@ class Loop:
         the actions too, and continues them as well as it can.) Raises GenerationError for a batch, steps or committed
         actions that the stages don't take.
         """
+        return finished(self.quanta(prepared, noise, steps=steps, committed=committed, watch=watch))
+
+    def quanta(
+        self,
+        prepared: Sequence[Prepared],
+        noise: Floats,
+        *,
+        steps: int | None = None,
+        committed: Sequence[Floats | None] | None = None,
+        watch: Watch | None = None,
+    ) -> Generator[Quantum, None, Flow]:
+        """Yield the engine's calls that `run` makes, each to be run before the next is asked for; returns the flow.
+
+        What is between them is not in its timings. One at a time: the memory is the loop's own, so a call of `run` or
+        another of these spoils it. Raises as `run` does.
+        """
         count = check_steps(self.spec.steps if steps is None else steps)
         if self.schedule is not None and (self.features.table or self.features.whole):
             self.schedule.require(self.spec.schedule, count, GenerationError)
@@ -184,36 +202,47 @@ class Loop:
         kept += [None] * (len(prepared) - len(kept))
         self.check_committed(max((len(actions) for actions in kept if actions is not None), default=0))
         frame = self._frame_of(prepared, timed=any(actions is not None for actions in kept))
-        timings: dict[str, Any] = {"vision": _timed(frame.see), "prefix": _timed(frame.read)}
+        vision: list[float] = []
+        for at, see in zip(range(0, frame.plan.views, frame.portion), frame.see, strict=True):
+            real = min(frame.portion, frame.plan.views - at)
+            yield Quantum("vision", real, _timed(see, vision), padded=_more(frame.portion, real))
+        frame.place()
+        prefix: list[float] = []
+        held = int(frame.prefix_mask.sum())
+        yield Quantum("prefix", held, _timed(frame.read, prefix), padded=_more(frame.prefix_mask.size, held))
         np.copyto(frame.x_t, noise)
+        denoise: list[float] = []
+        move = _timed(frame.move, denoise)
         if self.features.whole:
-            timings["denoise"] = [_timed(frame.move)]
-            return Flow(frame.velocity.copy(), timings)
-        timings["denoise"] = self._steps(frame, count, kept, watch)
-        return Flow(frame.x_t.copy(), timings)
+            yield Quantum("denoise", 1, move, emits=True, held=held)
+        else:
+            for index in self._steps(frame, count, kept, watch):
+                yield Quantum("denoise", 1, move, emits=index == count - 1, held=held)
+        timings = {"vision": sum(vision), "prefix": sum(prefix), "denoise": denoise}
+        return Flow((frame.velocity if self.features.whole else frame.x_t).copy(), timings)
 
-    def _steps(self, frame: Frame, steps: int, kept: Sequence[Floats | None], watch: Watch | None) -> list[float]:
-        """Move x_t from noise to actions; returns milliseconds for each step."""
+    def _steps(self, frame: Frame, steps: int, kept: Sequence[Floats | None], watch: Watch | None) -> Iterator[int]:
+        """Move x_t from noise to actions; yields the number of each step when the stage is to run."""
         rows, zero = self._rows(steps, frame.time.shape[-1])
         x_t, velocity, size = frame.x_t, frame.velocity, step_size(steps)
         holds = [(row, actions) for row, actions in enumerate(kept) if actions is not None]
-
-        def step(index: int) -> None:
+        for index in range(steps):
             for row, actions in holds:
                 x_t[row, : len(actions)] = actions
             frame.time[...] = rows[index]
             for row, actions in holds:
                 frame.time[row, : len(actions)] = zero
-            frame.move()
+            yield index
             if watch is not None:
                 watch(index, x_t, velocity)
             np.multiply(velocity, size, out=velocity)
             np.add(x_t, velocity, out=x_t)
-
-        spent = [_timed(lambda index=index: step(index)) for index in range(steps)]  # type: ignore[misc]
         for row, actions in holds:
             x_t[row, : len(actions)] = actions
-        return spent
+
+    def twin(self) -> Loop:
+        """Return a loop of the same stages with memory of its own."""
+        return Loop(self.spec, self._stages, self.features, self.schedule)
 
     def _rows(self, steps: int, width: int) -> tuple[Array, Any]:
         """Return what the denoise stage takes for each step's time, and for time 0."""
@@ -247,7 +276,26 @@ def _embeddings(schedule: Schedule, steps: int, width: int) -> Floats:
     return time_embedding(np.append(times(schedule, steps), np.float32(0.0)), width)
 
 
-def _timed(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return 1000.0 * (time.perf_counter() - start)
+def finished(quanta: Generator[Quantum, None, Result]) -> Result:
+    """Run quanta one after the other; returns what is returned after the last."""
+    while True:
+        try:
+            quantum = next(quanta)
+        except StopIteration as end:
+            return cast(Result, end.value)
+        quantum.run()
+
+
+def _timed(call: Callable[[], None], spent: list[float]) -> Callable[[], None]:
+    """Return the call as one that adds the milliseconds it took to `spent`."""
+
+    def run() -> None:
+        start = time.perf_counter()
+        call()
+        spent.append(1000.0 * (time.perf_counter() - start))
+
+    return run
+
+
+def _more(computed: int, real: int) -> int | None:
+    return None if computed == real else computed

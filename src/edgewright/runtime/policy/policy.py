@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from edgewright.files import inside
 from edgewright.runtime.embedding import embedding_of
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.policy.committed import model_actions
-from edgewright.runtime.policy.loop import Features, Floats, Flow, Loop, Watch
+from edgewright.runtime.policy.loop import Features, Floats, Flow, Loop, Watch, finished
 from edgewright.runtime.policy.numbers import check_statistics, robot_actions
 from edgewright.runtime.policy.observation import Prepared, prepare
 from edgewright.runtime.policy.prompt import load_tokenizer
@@ -28,6 +28,7 @@ from edgewright.runtime.policy.schedule import FixedSchedule
 from edgewright.runtime.policy.spec import PolicySpec, Statistics
 from edgewright.runtime.policy.stages import STAGES, EngineStage, Runs
 from edgewright.runtime.policy.table import TableStage
+from edgewright.runtime.scheduling.work import Quantum
 from edgewright.runtime.text import Tokenizer
 
 #: Normalization statistics, beside the tokenizer in the bundle's sidecars.
@@ -84,27 +85,40 @@ class Policy:
     ) -> None:
         self.spec: PolicySpec = loop.spec
         self.statistics, self.tokenizer, self.manifest = statistics, tokenizer, manifest
-        self._loop, self._random, self._lock = loop, np.random.default_rng(seed), threading.Lock()
+        self._loop, self._lock = loop, threading.Lock()
+        self._random, self._drawing = np.random.default_rng(seed), threading.Lock()
+        self._spare: list[Loop] = []  # twins of the loop that no `quanta` uses
         check_statistics(self.spec, statistics)
 
     @classmethod
-    def load(cls, bundle: str | Path, threads: int | None = None, *, check: bool = True, seed: int = 0) -> Policy:
+    def load(
+        cls,
+        bundle: str | Path,
+        threads: int | None = None,
+        *,
+        check: bool = True,
+        seed: int = 0,
+        share_cores: bool = False,
+    ) -> Policy:
         """Load a bundle.
 
         `threads` is the number of cores to use, by default one per physical core; `seed` that of the noise when a call
-        brings none. `check` compares every file with its digest while the engines load. Raises BundleError and its
-        subclasses: no bundle or none of a policy, a changed or missing file, another machine or engine version, stages
-        or statistics that don't fit the policy.
+        brings none. `check` compares every file with its digest while the engines load. `share_cores` suits other
+        engines in the process: see `EngineSettings.sharing`. Raises BundleError and its subclasses: no bundle or none
+        of a policy, a changed or missing file, another machine or engine version, stages or statistics that don't fit
+        the policy.
         """
         folder = Path(bundle)
         manifest = read_manifest(folder)
         spec = policy_spec(manifest)
         return opened_while_checked(
-            folder, manifest, lambda: cls._open(folder, manifest, spec, threads, seed), check=check
+            folder, manifest, lambda: cls._open(folder, manifest, spec, threads, seed, share_cores), check=check
         )
 
     @classmethod
-    def _open(cls, folder: Path, manifest: Manifest, spec: PolicySpec, threads: int | None, seed: int) -> Policy:
+    def _open(
+        cls, folder: Path, manifest: Manifest, spec: PolicySpec, threads: int | None, seed: int, share_cores: bool
+    ) -> Policy:
         if missing := [name for name in STAGES if name not in manifest.stages]:
             raise BundleError(f"The bundle lacks the policy's stages {', '.join(missing)}: build it again.")
         features = Features.from_json(manifest.model.get("features", {}))
@@ -116,6 +130,7 @@ class Policy:
             if entry.machine is not None:
                 entry.machine.require(this_machine())
             path, settings = inside(folder, entry.engine or entry.graph), EngineSettings.from_json(entry.settings)
+            settings = settings.sharing() if share_cores else settings
             stages[name] = EngineStage(Engine(path, entry.contract, settings, threads=threads))
         table = embedding_of(folder, manifest, "prefix")
         if table is not None:
@@ -152,7 +167,7 @@ class Policy:
         can't be used, or where the actions would not be finite.
         """
         with self._lock:
-            return self._infer([observation], noise, None, steps, [committed], watch)[0]
+            return finished(self._quanta(self._loop, [observation], noise, None, steps, [committed], watch))[0]
 
     def infer_batch(
         self,
@@ -175,17 +190,42 @@ class Policy:
                 "for each, None where there are none."
             )
         with self._lock:
-            return self._infer(observations, noise, len(observations), steps, committed, watch)
+            return finished(self._quanta(self._loop, observations, noise, len(observations), steps, committed, watch))
 
-    def _infer(
+    def quanta(
         self,
+        observation: Observation,
+        noise: Floats | None = None,
+        steps: int | None = None,
+        committed: npt.ArrayLike | None = None,
+        *,
+        watch: Watch | None = None,
+    ) -> Generator[Quantum, None, Chunk]:
+        """Yield the engine's calls that `infer` makes, each to be run before the next is asked for; returns the chunk.
+
+        Several of these may be under way at once, each in memory of its own, and nobody waits for another. The chunk's
+        `total` has the time between the calls in it. Raises as `infer` does.
+        """
+        try:
+            loop = self._spare.pop()
+        except IndexError:
+            loop = self._loop.twin()
+        try:
+            (chunk,) = yield from self._quanta(loop, [observation], noise, None, steps, [committed], watch)
+        finally:
+            self._spare.append(loop)
+        return chunk
+
+    def _quanta(
+        self,
+        loop: Loop,
         observations: Sequence[Observation],
         noise: Floats | None,
         batch: int | None,
         steps: int | None,
         committed: Sequence[npt.ArrayLike | None] | None,
         watch: Watch | None,
-    ) -> list[Chunk]:
+    ) -> Generator[Quantum, None, list[Chunk]]:
         start = time.perf_counter()
         prepared = [prepare(self.spec, self.statistics, self.tokenizer, one) for one in observations]
         kept = [
@@ -194,7 +234,7 @@ class Policy:
         ]
         begin = self._noise(noise, batch)
         ready = time.perf_counter()
-        flow = self._loop.run(prepared, begin, steps=steps, committed=kept, watch=watch)
+        flow = yield from loop.quanta(prepared, begin, steps=steps, committed=kept, watch=watch)
         return self._chunks(prepared, flow, start, ready)
 
     def _chunks(self, prepared: Sequence[Prepared], flow: Flow, start: float, ready: float) -> list[Chunk]:
@@ -223,7 +263,8 @@ class Policy:
         mine = (self.spec.horizon, self.spec.model_action_dim)
         shape = mine if batch is None else (batch, *mine)
         if noise is None:
-            return self._random.standard_normal((batch or 1, *mine), np.float32)
+            with self._drawing:
+                return self._random.standard_normal((batch or 1, *mine), np.float32)
         if not isinstance(noise, np.ndarray) or noise.dtype != np.float32 or noise.shape != shape:
             what = f"{noise.dtype} {list(noise.shape)}" if isinstance(noise, np.ndarray) else type(noise).__name__
             raise GenerationError(

@@ -165,7 +165,11 @@ def policy_shapes(
         "prefix_mask": ("int64", ("batch", "prefix")),
     }
     state = {"state": ("float32", ("batch", spec.model_state_dim))}
-    for name, (_, shape) in read.items():
+    for name, (dtype, shape) in read.items():
+        if dtype != prefix.kv_dtype:
+            raise BundleError(
+                f"The bundle's {name} is {dtype} where its prefix hands over {prefix.kv_dtype}: build it again."
+            )
         if odd := {dim for dim in shape if isinstance(dim, str)} - {"batch", "prefix"}:
             raise BundleError(
                 f"The bundle's {name} depends on {', '.join(sorted(odd))}, which a prefix doesn't have: build it again."

@@ -1,4 +1,4 @@
-"""Arrays that the command line takes from files: NumPy's .npz, never pickled."""
+"""Arrays from files: NumPy's .npz, never pickled."""
 
 from __future__ import annotations
 
