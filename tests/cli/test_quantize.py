@@ -85,7 +85,7 @@ def test_json_force_and_the_same_bytes_again(cli: Cli, talker: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("recipe", "platform", "parts"),
     [
-        ("fp8", "jetson-orin", ("fp8.yaml:3", "Jetson Orin has no fp8 weights", "int4, int8 and floats")),
+        ("fp8", "jetson-orin", ("fp8.yaml:3", "Jetson AGX Orin 64 GB has no fp8 weights", "int4, int8 and floats")),
         ("nvfp4", "rtx-ada", ("nvfp4.yaml:3", "no nvfp4 weights")),
         ("nvfp4+fp8-kv", "rtx-ada", ("no nvfp4 weights",)),
     ],
@@ -104,7 +104,7 @@ def test_platforms_that_have_them(cli: Cli, talker: Path) -> None:
         assert cli("quantize", talker, "--recipe", recipe, "--for", platform, "--dry-run").code == 0
     result = cli("quantize", talker, "--recipe", "int4", "--for", "jetson-orinn", "--dry-run")
     assert result.code == 2
-    the_sentence(result.err, "'jetson-orinn' is unknown", "did you mean jetson-orin?")
+    the_sentence(result.err, "'jetson-orinn' is unknown", "did you mean jetson-orin or ")
 
 
 def test_errors_leave_nothing_behind(cli: Cli, talker: Path, llama: Path, checkpoint: Path, tmp_path: Path) -> None:

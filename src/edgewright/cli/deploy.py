@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgewright.cli._build import add_output, add_source, print_plan, report_built, request_of
+from edgewright.cli._platform import add_platform, check_source
 from edgewright.cli._policy import add_memory
 from edgewright.cli._progress import progress_for
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "BUNDLE")
     parser.add_argument("--target", default="cpu", help="what the bundle is compiled for: cpu (default: cpu)")
     parser.add_argument("--no-verify", action="store_true", help="leave out the last step, the comparison in float32")
+    add_platform(parser)
     add_memory(parser.add_argument_group("verification of robot policies"))
 
 
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     refuse_memory(request.policy, verify=verify)
     source = open_source(args.source, request)
+    check_source(args, source)
     if output.exists():
         key = source.key(source.record(), target=args.target, verify=verify)
         if (manifest := unchanged(output, key, verified=verify, force=args.force)) is not None:

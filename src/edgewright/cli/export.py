@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgewright.cli._build import add_output, add_source, print_plan, report_built, request_of
+from edgewright.cli._platform import add_platform, check_source
 from edgewright.cli._progress import progress_for
 
 NAME = "export"
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="portable (runs in any ONNX runtime), onnx-qdq (standard operators only, for compilers that read "
         "quantization off the graph) or onnxruntime (its fused operators) (default: portable)",
     )
+    add_platform(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     from edgewright.build.sources import open_source
 
     request = request_of(args)
-    print_plan(args, open_source(args.source, request), f"{args.dialect} graph")
+    source = open_source(args.source, request)
+    check_source(args, source)
+    print_plan(args, source, f"{args.dialect} graph")
     built = export(
         args.source,
         Path(args.output),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgewright.cli._build import RECIPE_HELP, SOURCE_HELP
 from edgewright.cli._output import folder_bytes, note, print_json, size, table
 from edgewright.cli._parser import positive_int, seed
+from edgewright.cli._platform import add_platform, check_platform
 from edgewright.cli._policy import add_policy
 from edgewright.cli._policy_source import policy_options
 from edgewright.cli._progress import progress_for
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequences", type=positive_int, metavar="N", help="most sequences to calibrate on")
     parser.add_argument("--length", type=positive_int, metavar="TOKENS", help="most tokens of a sequence")
     parser.add_argument("--seed", type=seed, metavar="S", help="decides which parts of the data are taken")
-    parser.add_argument("--for", dest="platform", metavar="PLATFORM", help="refuse formats that this platform lacks")
+    add_platform(parser)
     parser.add_argument("--page", metavar="FILE", help="write the report as an HTML page as well")
     parser.add_argument("--worst", type=positive_int, default=10, metavar="K", help="modules to list (default: 10)")
     add_policy(parser)
@@ -62,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     options = policy_options(args, policy=policy)
     loaded = load_recipe(args.recipe)
     recipe = _with_data(args, policy_recipe(loaded) if policy else stage_recipe(loaded), policy=policy)
-    if args.platform is not None:
-        _check_platform(args, recipe)
+    check_platform(args, recipe)
     if args.dry_run:
         return _dry_run_policy(args, recipe, options) if policy else _dry_run(args, recipe)
     if args.page is not None and Path(args.page).is_dir():
@@ -136,12 +136,6 @@ def _db(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} dB"
 
 
-def _check_platform(args: argparse.Namespace, recipe: Recipe) -> None:
-    from edgewright.targets.support import check_support
-
-    check_support(args.platform, recipe)
-
-
 def _dry_run(args: argparse.Namespace, recipe: Recipe) -> int:
     from edgewright.checkpoint import open_checkpoint
     from edgewright.quantizer.preview import preview
@@ -163,7 +157,7 @@ def _dry_run_policy(args: argparse.Namespace, recipe: Recipe, options: PolicyOpt
     stages = preview_policy(open_policy(args.source, options), recipe)
     if args.json:
         found = {
-            name: {"modules": one.rows, "bytes": one.bytes, "float_bytes": one.float_bytes}
+            name: {"modules": one.rows, "bytes": one.bytes, "float_bytes": one.float_bytes, "kv": one.kv}
             for name, one in stages.items()
         }
         print_json({"recipe": recipe.name, "stages": found})

@@ -1,67 +1,48 @@
-"""Which number formats a platform has: asked before work starts, so that nothing is built that can't run there.
-
-Sources: NVIDIA's support matrices of TensorRT and TensorRT Edge-LLM (Orin has neither FP8 nor FP4 tensor cores; Ada has
-FP8; Thor and Blackwell have FP8, NVFP4 and MXFP8), Qualcomm's QNN HTP operator documentation.
-"""
+"""Whether a platform has the formats of a recipe: asked before work starts, so that nothing is built in vain."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from edgewright.errors import RecipeError, UsageError
+from edgewright.errors import RecipeError
 from edgewright.formats import FloatFormat, IntFormat, MxFormat, Nvfp4Format, Wanted
 from edgewright.formats.cache import KVFormat
 from edgewright.quant.recipe import Recipe
+from edgewright.targets.platform import Platform, find_platform
 
 
-@dataclass(frozen=True)
-class Platform:
-    """A platform's formats by family name: of weights, of activations, of the key/value cache (floats always go)."""
-
-    title: str
-    weights: frozenset[str]
-    activations: frozenset[str]
-    caches: frozenset[str]
-
-
-def _platform(title: str, weights: str, activations: str, caches: str) -> Platform:
-    return Platform(title, frozenset(weights.split()), frozenset(activations.split()), frozenset(caches.split()))
-
-
-_ORIN = ("int4 int8", "int8", "int8")
-_THOR = ("int4 int8 fp8 nvfp4 mxfp8", "int8 fp8 nvfp4 mxfp8", "int8 fp8")
-#: Platforms by name.
-PLATFORMS = {
-    # The CPU target stores everything; what it has no kernel for it widens at load.
-    "cpu": _platform("CPU", "int4 int8 fp8 nvfp4 mxfp8 mxfp4", "int8 fp8 int4 nvfp4 mxfp8 mxfp4", "int8 fp8"),
-    "jetson-orin": _platform("Jetson Orin", *_ORIN),
-    "jetson-thor": _platform("Jetson AGX Thor", *_THOR),
-    "drive-thor": _platform("DRIVE Thor", *_THOR),
-    "rtx-ada": _platform("RTX (Ada)", "int4 int8 fp8", "int8 fp8", "int8 fp8"),
-    "rtx-blackwell": _platform("RTX (Blackwell)", *_THOR),
-    "snapdragon-htp": _platform("Snapdragon HTP", "int4 int8", "int8", "int8"),
-}
-
-
-def check_support(name: str, recipe: Recipe) -> None:
+def check_support(platform: str | Platform, recipe: Recipe) -> None:
     """Raise RecipeError, with the line, when a recipe asks for a format that the platform lacks.
 
-    Raises UsageError for a platform that is unknown.
+    Raises UsageError for a name of a platform that is unknown, PlatformError for a file that can't be read.
     """
-    platform = PLATFORMS.get(name)
-    if platform is None:
-        near = difflib.get_close_matches(name, PLATFORMS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PLATFORMS)}."
-        raise UsageError(f"The platform {name!r} is unknown; {hint}")
+    found = find_platform(platform) if isinstance(platform, str) else platform
     for inner in (recipe, *recipe.stages.values()):
         for where, part, family in _wishes(inner):
-            known: frozenset[str] = getattr(platform, part)
+            known: frozenset[str] = getattr(found, part)
             if family not in known:
-                raise RecipeError(
-                    f"{where}: {platform.title} has no {family} {part}; it has {', '.join(sorted(known))} and floats."
-                )
+                raise RecipeError(f"{where}: {found.title} has no {family} {part}; it has {_known(known)}.")
+
+
+def check_stored(platform: Platform, module: str, part: str, family: str | None) -> None:
+    """Raise RecipeError when weights, activations or a cache are stored in a format that the platform lacks."""
+    known: frozenset[str] = getattr(platform, part)
+    if family is not None and family not in known:
+        raise RecipeError(
+            f"{module} has {family} {part} as it is stored, and {platform.title} has none; it has {_known(known)}."
+        )
+
+
+def _known(formats: frozenset[str]) -> str:
+    return f"{', '.join(sorted(formats))} and floats" if formats else "floats"
+
+
+def asks_for_stored(recipe: Recipe) -> bool:
+    """Tell whether a recipe takes any weight over as the checkpoint stores it."""
+    wishes = [recipe.body, recipe.lm_head, recipe.embedding, *(rule.format for rule in recipe.rules)]
+    return any(wish is not None and wish.label == "stored" for wish in wishes) or any(
+        asks_for_stored(inner) for inner in recipe.stages.values()
+    )
 
 
 def _wishes(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
