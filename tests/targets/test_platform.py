@@ -158,7 +158,7 @@ def test_aliases_may_stand_in_several_lines(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(FOLDER_VARIABLE, "/nowhere/at/all")
     with pytest.raises(PlatformError, match=f"{FOLDER_VARIABLE} names .*nowhere.*no folder"):
         find_platform("cpu")
 

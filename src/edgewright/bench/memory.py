@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+_CLEAR, _CLEAR_PEAK = Path("/proc/self/clear_refs"), "5"
 
 
 def status_bytes(field: str) -> int | None:
@@ -19,6 +21,12 @@ def status_bytes(field: str) -> int | None:
         if name == field:
             return int(value.split()[0]) * 1024
     return None
+
+
+def forget_peak() -> None:
+    """Let `VmHWM` count from now on, where this system allows that."""
+    with suppress(OSError):
+        _CLEAR.write_text(_CLEAR_PEAK, encoding="ascii")
 
 
 class AnonymousPeak:

@@ -7,17 +7,18 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 from edgewright._version import __version__
-from edgewright.cli._parser import Parser, did_you_mean
+from edgewright.cli._parser import Parser, add_common, did_you_mean
 from edgewright.cli._signals import stop_signals
 from edgewright.errors import EdgewrightError, HostError, MissingExtraError, UsageError
 
 #: The verbs, in the order of their use; each is a module of this package.
 VERBS = (
-    "deploy", "calibrate", "quantize", "search", "quality", "export", "compile", "verify", "run", "chat", "serve",
-    "eval", "inspect", "bench", "doctor",
+    "plan", "deploy", "calibrate", "quantize", "search", "quality", "export", "compile", "verify", "run", "chat",
+    "serve", "eval", "inspect", "bench", "genie-t2t-run", "genie-config", "doctor",
 )  # fmt: skip
 
 EXIT_INTERNAL = 70
@@ -26,9 +27,9 @@ EXIT_PIPE = 141
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    verification or evaluation failed
+  1    verification, evaluation or a run of dialogs failed, or a planned model doesn't fit
   2    the command line is wrong
-  3    the input is wrong (checkpoint, recipe, bundle, prompt)
+  3    the input is wrong (checkpoint, recipe, bundle, prompt), or some dialogs of a run failed
   4    the environment can't do it (an extra is missing, no space, no permission)
   70   an error in edgewright itself; --debug or EDGEWRIGHT_DEBUG=1 prints the traceback
   130  interrupted by Ctrl-C or SIGTERM; nothing half-made stays behind
@@ -48,6 +49,12 @@ class Verb(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, args: argparse.Namespace) -> int: ...
+
+
+class OwnWords(Protocol):
+    """What a verb's module offers besides where its words are those of another program: it reads them itself."""
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +98,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     )
     parser.usage = "edgewright [--version] [--help] VERB ..."
     parser.add_argument("--version", action="version", version=f"edgewright {__version__}")
-    _add_common(parser)
+    add_common(parser)
     common = parser.parse(arguments[:at])
     if at == len(arguments):
         raise UsageError(f"Give a verb, one of {', '.join(VERBS)}; see `edgewright --help`.")
@@ -99,18 +106,28 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if name not in VERBS:
         near = did_you_mean(name, VERBS)
         raise UsageError(f"Unknown verb {name!r}{near}; the verbs are {', '.join(VERBS)}.")
-    verb = _verb(name)
-    parser = Parser(f"edgewright {name}", verb.HELP)
-    verb.add_arguments(parser)
-    _add_common(parser)
-    args = parser.parse(arguments[at + 1 :])
+    verb, words = _verb(name), arguments[at + 1 :]
+    # A verb may have actions, which are modules of their own; the word after the verb is one, or is the verb's own.
+    actions = getattr(verb, "ACTIONS", ())
+    if words and words[0] in actions:
+        name = f"{name} {words[0]}"
+        verb, words = _verb(name), words[1:]
+    elif words and words[0].isalpha() and not Path(words[0]).exists() and (near := did_you_mean(words[0], actions)):
+        raise UsageError(
+            f"{words[0]!r} is no action of {name}{near} and no folder; the actions are {', '.join(actions)}."
+        )
+    args = _parsed(name, verb, words)
     args.quiet = args.quiet or common.quiet
     return verb.run(args)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="no plan, progress or notes on stderr; errors only")
-    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+def _parsed(name: str, verb: Verb, words: Sequence[str]) -> argparse.Namespace:
+    if hasattr(verb, "parse"):
+        return cast(OwnWords, verb).parse(words)
+    parser = Parser(f"edgewright {name}", verb.HELP)
+    verb.add_arguments(parser)
+    add_common(parser)
+    return parser.parse(words)
 
 
 def _asks_help(words: Sequence[str]) -> bool:
@@ -118,12 +135,12 @@ def _asks_help(words: Sequence[str]) -> bool:
 
 
 def _verb_list() -> str:
-    lines = [f"  {name:<11}{_verb(name).HELP.splitlines()[0]}" for name in VERBS]
+    lines = [f"  {name:<15}{_verb(name).HELP.splitlines()[0]}" for name in VERBS]
     return "\n".join(["verbs (edgewright VERB --help tells more):", *lines, ""])
 
 
 def _verb(name: str) -> Verb:
-    return cast(Verb, importlib.import_module(f"edgewright.cli.{name}"))
+    return cast(Verb, importlib.import_module(f"edgewright.cli.{name.replace('-', '_').replace(' ', '_')}"))
 
 
 def _named(error: Exception) -> EdgewrightError | None:

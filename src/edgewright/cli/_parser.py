@@ -50,6 +50,12 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
 
 
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add what every verb takes."""
+    parser.add_argument("--quiet", action="store_true", help="no plan, progress or notes on stderr; errors only")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return " (did you mean X?)" with the nearest known spelling, or nothing."""
     names = list(known)

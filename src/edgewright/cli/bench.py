@@ -1,4 +1,4 @@
-"""`edgewright bench`: how fast is a bundle here?"""
+"""`edgewright bench`: how fast is a bundle here? Its actions run several dialogs at once on one accelerator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,23 @@ if TYPE_CHECKING:
     from edgewright.bench import Measurement, PolicyMeasurement
 
 NAME = "bench"
-HELP = "Measure a bundle: load, prefill, first token, decode and memory; of a policy load, stages, chunk and memory."
+HELP = (
+    "Measure a bundle; or run several dialogs at once on one accelerator, see its actions.\n"
+    "Of a language model: load, prefill, first token, decode and memory; of a policy: load, stages, chunk and memory."
+)
+#: Each is the module bench_<action>. A bundle that is called like one is given as ./<action>.
+ACTIONS = ("run", "plan", "validate", "convert", "embed", "plot", "compare", "profile")
+_ACTIONS_HELP = """\
+actions, for several dialogs on one accelerator (edgewright bench ACTION --help tells more):
+  run       run a case: solo, then all at once; everything goes into a run folder
+  plan      say what a case will do: dialogs, encodings, shares over time
+  validate  find everything that is wrong with a case
+  convert   turn command lines and use cases into case files
+  embed     write input embeddings and tables as raw files
+  plot      draw figures and a page of run folders
+  compare   compare two runs
+  profile   print the figures of a Genie profile
+"""
 #: The flags that have a meaning for one kind of bundle only.
 LLM_FLAGS = ("--prompt-tokens", "--decode-tokens", "--after")
 POLICY_FLAGS = ("--steps", "--cameras", "--prompt")
@@ -25,6 +41,7 @@ POLICY_FLAGS = ("--steps", "--cameras", "--prompt")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.epilog = _ACTIONS_HELP
     parser.add_argument("bundle", metavar="BUNDLE", help="the folder that deploy wrote")
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="times (default: 5; chunks of a policy: 20)")
     parser.add_argument("--threads", type=positive_int, metavar="N", help="cores to use (default: the physical ones)")
