@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import cells
+import matrix_page
 import pytest
 
-import report
 from edgewright import nn
 from edgewright.calibration.images import MAX_PIXELS
 from edgewright.checkpoint import gguf, gguf_blocks, gguf_tokenizer, safetensors
@@ -267,27 +267,27 @@ def test_every_family_is_mentioned() -> None:
 
 def test_the_matrix_is_of_all_goldens_and_nothing_is_wrong_in_it() -> None:
     text = text_of("supported")
-    shown = report.read(text)
+    shown = matrix_page.read(text)
     assert list(shown) == cells.names()
     assert all(tuple(row) == cells.COLUMNS for row in shown.values())
-    assert report.page(shown) == text
+    assert matrix_page.page(shown) == text
 
 
 def test_a_cell_that_is_neither_right_nor_refused_is_an_error() -> None:
     page = text_of("supported")
     head, table = page.split("## The matrix")
     with pytest.raises(ValueError, match="'wrong'"):
-        report.read(f"{head}## The matrix{table.replace(' right ', ' wrong ', 1)}")
+        matrix_page.read(f"{head}## The matrix{table.replace(' right ', ' wrong ', 1)}")
     with pytest.raises(KeyError):
-        report.read(f"{head}## The matrix{table.replace(' right ', ' refused (99) ', 1)}")
+        matrix_page.read(f"{head}## The matrix{table.replace(' right ', ' refused (99) ', 1)}")
 
 
 def test_the_readmes_count_what_the_matrix_shows() -> None:
-    numbers = report.counts(report.read(text_of("supported")))
-    for name in report.READMES:
+    numbers = matrix_page.counts(matrix_page.read(text_of("supported")))
+    for name in matrix_page.READMES:
         text = (ROOT / name).read_text(encoding="utf-8")
-        (block,) = re.findall(f"{re.escape(report.MARKS[0])}(.*){re.escape(report.MARKS[1])}", text)
-        assert block == report.readme_block(name, numbers)
+        (block,) = re.findall(f"{re.escape(matrix_page.MARKS[0])}(.*){re.escape(matrix_page.MARKS[1])}", text)
+        assert block == matrix_page.readme_block(name, numbers)
 
 
 def names_in(rows: list[list[str]]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import cells
+import matrix_page
 import pytest
-import report
 
 from edgewright.errors import GenerationError, TruncationError
 
-PAGE = report.PAGE.read_text(encoding="utf-8")
+PAGE = matrix_page.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", cells.names())
@@ -17,7 +17,7 @@ def test_every_cell_is_right_or_refused_as_documented(name: str) -> None:
     assert tuple(found) == cells.COLUMNS
     wrong = {column: cell for column, cell in found.items() if not cell.right and not cell.refused}
     assert not wrong
-    shown = report.read(PAGE)[name]
+    shown = matrix_page.read(PAGE)[name]
     assert {column: cell.refused for column, cell in found.items()} == {c: cell.refused for c, cell in shown.items()}
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import step, write_run
 
 from edgewright.report.columns import NO_SPANS, gaps, intersection, share_of_bins, token_times, total, union, waiting
 from edgewright.report.subject import Subject
+from made_runs import step, write_run
 
 
 def spans(*pairs: tuple[float, float]) -> np.ndarray:

@@ -13,7 +13,7 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 
-import report
+import matrix_page
 from cells import COLUMNS, Cell, cells_of, names
 
 
@@ -59,8 +59,8 @@ def main() -> int:
                 print(f"{'':32s}   {sentence[:200]}")
     print(f"{len(wanted)} rows, {wrong} wrong, {time.monotonic() - begin:.0f} s")
     if args.write and not wrong:
-        report.write(results)
-        print(f"wrote {report.PAGE.relative_to(report.ROOT)} and the READMEs")
+        matrix_page.write(results)
+        print(f"wrote {matrix_page.PAGE.relative_to(matrix_page.ROOT)} and the READMEs")
     return 1 if wrong else 0
 
 
