@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ TEXT_GOLDENS = Path(__file__).parent / "goldens" / "text"
 CASES = sorted(path.name for path in TEXT_GOLDENS.iterdir())
 #: Checkpoints with a tokenizer and, some of them, a chat template.
 TOKENIZERS = Path(__file__).parent / "goldens" / "tokenizers"
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("edgewright", deadline=None, derandomize=True)
 settings.load_profile("edgewright")
