@@ -119,7 +119,8 @@ def _round_tokens(nodes: _Nodes, x: ir.Value | None, step: ir.Value) -> ir.Value
     middle = ir.tensor(np.array([128], np.uint8))
     middles = nodes.add("ConstantOfShape", [nodes.add("Shape", [steps])], value=middle)
     codes = nodes.add("QuantizeLinear", [nodes.add("Flatten", [x], axis=-1), steps, middles], axis=0)
-    return nodes.add("Reshape", [codes, nodes.add("Shape", [x])])
+    # There may be no token at all: nothing is fed behind the last layer of a chunk whose logits nobody wants.
+    return nodes.add("Reshape", [codes, nodes.add("Shape", [x])], allowzero=1)
 
 
 def _product(stage: Stage, node: ir.Node, x: _Codes, weight: ir.Node) -> None:
