@@ -54,7 +54,7 @@ def test_floats_are_taken_when_asked_for(tmp_path: Path) -> None:
     assert np.isnan(LLM.load(tmp_path / "bundle").session().append([1, 2], logits="all")).any()
     # Integer codes can't hold them, whatever is asked for.
     source = spoiled(tmp_path / "codes", "llama_bias", "model.layers.1.mlp.up_proj.weight", np.inf)
-    with pytest.raises(CheckpointError, match=r"up_proj\.weight(: it)? holds values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight: it holds values that are not finite"):
         export(source, tmp_path / "graph", recipe="int4", allow_nonfinite=True)
 
 

@@ -104,7 +104,9 @@ def test_platforms_that_have_them(cli: Cli, talker: Path) -> None:
         assert cli("quantize", talker, "--recipe", recipe, "--for", platform, "--dry-run").code == 0
     result = cli("quantize", talker, "--recipe", "int4", "--for", "jetson-orinn", "--dry-run")
     assert result.code == 2
-    the_sentence(result.err, "'jetson-orinn' is unknown", "did you mean jetson-orin or ")
+    the_sentence(
+        result.err, "'jetson-orinn' is unknown", "did you mean jetson-orin or jetson-orin-nx or jetson-orin-nano?"
+    )
 
 
 def test_errors_leave_nothing_behind(cli: Cli, talker: Path, llama: Path, checkpoint: Path, tmp_path: Path) -> None:

@@ -231,7 +231,11 @@ def test_built_in_recipes_resolve_for_a_usual_model(name: str) -> None:
 @pytest.mark.parametrize(
     ("platform", "name", "message"),
     [
-        ("jetson-orin", "fp8", r"fp8\.yaml:3: Jetson AGX Orin 64 GB has no fp8 weights; it has int4, int8 and floa"),
+        (
+            "jetson-orin",
+            "fp8",
+            r"fp8\.yaml:3: Jetson AGX Orin 64 GB has no fp8 weights; it has int4, int8 and floats\.",
+        ),
         ("jetson-orin", "nvfp4+fp8-kv", r"nvfp4\.yaml:3: Jetson AGX Orin 64 GB has no nvfp4 weights"),
         ("rtx-ada", "nvfp4", r"nvfp4\.yaml:3: GeForce RTX 4090 \(Ada\) has no nvfp4 weights"),
         ("snapdragon-htp", "mxfp8", r"mxfp8\.yaml:3: Snapdragon HTP has no mxfp8 weights"),
@@ -250,7 +254,8 @@ def test_formats_a_platform_lacks_are_refused_with_the_line(platform: str, name:
 
 
 def test_every_part_is_asked_of_a_platform() -> None:
-    with pytest.raises(RecipeError, match=r"r\.yaml:4: Jetson AGX Orin 64 GB has no fp8 caches; it has int8 and"):
+    caches = r"r\.yaml:4: Jetson AGX Orin 64 GB has no fp8 caches; it has int8 and floats"
+    with pytest.raises(RecipeError, match=caches):
         check_support("jetson-orin", parsed("kv: {format: fp8}\n"))
     with pytest.raises(RecipeError, match=r"r\.yaml:4: Jetson AGX Orin 64 GB has no fp8 activations"):
         check_support("jetson-orin", parsed("activations: {format: fp8}\n"))
