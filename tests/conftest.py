@@ -31,7 +31,7 @@ from edgewright.models import build_llm
 from edgewright.quant.apply import quantize_stage
 from edgewright.quant.recipe import Recipe
 from edgewright.quant.recipe_file import load_recipe
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 
 TEXT_GOLDENS = Path(__file__).parent / "goldens" / "text"
 CASES = sorted(path.name for path in TEXT_GOLDENS.iterdir())
@@ -108,13 +108,13 @@ def lowered(checkpoint: Checkpoint, dialect: str, recipe: str | Recipe = "float3
     return LOWERINGS[dialect](stage)
 
 
-def engine_of(stage: Stage, folder: Path, optimization: str = "all") -> Engine:
+def engine_of(stage: Stage, folder: Path, optimization: str = "all") -> OnnxRuntimeEngine:
     """Write a lowered stage into `folder` and load it on one thread."""
     write_stage(stage, folder)
-    return Engine(folder / MODEL_FILE, stage.contract, EngineSettings(optimization=optimization), threads=1)
+    return OnnxRuntimeEngine(folder / MODEL_FILE, stage.contract, EngineSettings(optimization=optimization), threads=1)
 
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., OnnxRuntimeEngine]
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def make_engine(tmp_path: Path) -> MakeEngine:
 
     def make(
         checkpoint: Checkpoint, dialect: str = "onnxruntime", recipe: str | Recipe = "float32", **options: Any
-    ) -> Engine:
+    ) -> OnnxRuntimeEngine:
         nonlocal count
         count += 1
         return engine_of(lowered(checkpoint, dialect, recipe, **options), tmp_path / f"stage{count}")
@@ -138,7 +138,7 @@ def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
     folder = tmp_path_factory.mktemp("engines")
 
     @functools.cache
-    def make(case: str, dialect: str = "onnxruntime", recipe: str = "float32") -> Engine:
+    def make(case: str, dialect: str = "onnxruntime", recipe: str = "float32") -> OnnxRuntimeEngine:
         return engine_of(lowered(golden(case).checkpoint, dialect, recipe), folder / f"{case}-{dialect}-{recipe}")
 
     return make
@@ -152,9 +152,10 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the digest memory of the tests out of the user's cache."""
+    """Keep the tests out of the user's cache; they build every step, but for those that ask for the store."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setitem(os.environ, "EDGEWRIGHT_CACHE_BYTES", "0")
         yield
 
 

@@ -21,7 +21,7 @@ from edgewright.graph.builder import EW
 from edgewright.graph.rewrite import module_of
 from edgewright.models import build_llm
 from edgewright.quant.kv import KVFormat, KVScales, quantize_cache
-from edgewright.runtime.engine import Engine, share
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.session import Session
 
 INT8, INT8_HEAD = KVFormat("int8", "tensor"), KVFormat("int8", "head")
@@ -64,7 +64,7 @@ def scales_of(
 
 def cached_engine(
     checkpoint: Checkpoint, fmt: KVFormat, scales: Mapping[str, KVScales], dialect: str, folder: Path
-) -> Engine:
+) -> OnnxRuntimeEngine:
     """An engine over a quantized cache."""
     stage = build_llm(checkpoint)
     quantize_cache(stage, fmt, scales)
@@ -116,9 +116,8 @@ def attention_stage(sizes: Mapping[str, Any], feeds: Mapping[str, np.ndarray], *
 def run_stage(stage: Stage, feeds: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
     """Write and run a lowered stage, its caches in place where the contract says so; FP8 caches are bytes."""
     engine = engine_of(stage, folder)
-    contract, binding = stage.contract, engine.binding()
+    contract = stage.contract
     arrays = {name: array.copy() for name, array in feeds.items()}
-    dtypes = {tensor.name: tensor.dtype for tensor in (*contract.inputs, *contract.outputs)}
     batch, seq, _ = feeds["q"].shape
     width = contract.outputs[0].shape[-1]
     assert isinstance(width, int)
@@ -126,10 +125,5 @@ def run_stage(stage: Stage, feeds: Mapping[str, np.ndarray], folder: Path) -> di
     for name in ("key", "value"):
         past = arrays[f"past_{name}"]
         arrays[f"present_{name}"] = past if contract.kv_in_place else np.zeros_like(past)
-    values = {name: share(array, dtypes[name]) for name, array in arrays.items()}
-    for tensor in contract.inputs:
-        binding.bind_ortvalue_input(tensor.name, values[tensor.name])
-    for tensor in contract.outputs:
-        binding.bind_ortvalue_output(tensor.name, values[tensor.name])
-    engine.run(binding)
+    engine.bind(*({t.name: arrays[t.name] for t in tensors} for tensors in (contract.inputs, contract.outputs)))()
     return {tensor.name: arrays[tensor.name] for tensor in contract.outputs}

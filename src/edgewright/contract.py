@@ -11,9 +11,9 @@ from typing import Any
 
 Dim = int | str
 #: dtypes an input or output may have.
-DTYPES = frozenset({"float32", "float16", "int8", "int32", "int64", "float8_e4m3fn"})
+DTYPES = frozenset({"float32", "float16", "bfloat16", "int8", "int32", "int64", "float8_e4m3fn"})
 #: dtypes a key/value cache may have.
-KV_DTYPES = frozenset({"float32", "int8", "float8_e4m3fn"})
+KV_DTYPES = frozenset({"float32", "float16", "bfloat16", "int8", "float8_e4m3fn"})
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class StageContract:
     `kv_in_place` says that past and present of a layer must be bound to one buffer; otherwise the
     stage copies and the caller swaps. Rows of the cache at and after a sequence's length are unspecified. States are
     never in place. `rope_switch` is the total length beyond which other rope frequencies hold, for all tokens: a cache
-    must be filled anew when a sequence crosses it. The input `total_lengths` then says the length to come. A cache that
-    is not float32 holds codes, whose scales are in the stage; NumPy arrays of FP8 codes are uint8.
+    must be filled anew when a sequence crosses it. The input `total_lengths` then says the length to come. A cache of
+    int8 or FP8 holds codes, whose scales are in the stage. NumPy arrays of FP8 codes are uint8, of bfloat16 uint16.
     """
 
     inputs: tuple[TensorContract, ...]

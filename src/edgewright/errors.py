@@ -123,6 +123,10 @@ class GenieError(EdgewrightError):
     """A file of Qualcomm Genie's (a configuration, a profile) can't be read, or breaks the library's rules."""
 
 
+class ProfileError(EdgewrightError):
+    """A profile that an engine wrote can't be read, or is not of what it is said to be of."""
+
+
 class DatasetError(EdgewrightError):
     """A robot dataset's folder can't be read, or holds something else than its own description says."""
 
@@ -141,6 +145,14 @@ class HostError(EdgewrightError):
     """The machine can't do what was asked: an extra is missing, no space, no permission."""
 
     exit_code = 4
+
+
+class PluginError(HostError):
+    """An installed package brings a target, a dialect or an engine that can't be used."""
+
+
+class ToolError(HostError):
+    """A compiler of another vendor is missing, or failed; its own words are in the message."""
 
 
 class MissingExtraError(HostError):

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgewright.errors import BundleError, OutputError
+from edgewright.locks import Held, sweep
+
+try:
+    import fcntl
+except ImportError:  # not on every system; then files are not cloned
+    fcntl = None  # type: ignore[assignment]
+_HAS_CLONES: bool = fcntl is not None
+
+#: Files of at least this size are shared as links where they can't be cloned; smaller ones, which people edit, are not.
+LINKED_BYTES = 1 << 20
+#: Linux's requests to clone a file (FICLONE), and to swap two names (RENAME_EXCHANGE of renameat2, at AT_FDCWD).
+_CLONE, _EXCHANGE, _HERE = 0x40049409, 2, -100
+_SCRATCH = ".edgewright-scratch-"
+Standing = dict[str, tuple[int, int, int]]
 
 
 def sha256_of(path: Path) -> str:
@@ -61,36 +80,80 @@ def new_folder(
 ) -> Iterator[Path]:
     """Give a temporary sibling of `final` that takes its name only when the block ends well.
 
-    Anything else (an error, Ctrl-C) removes the sibling. Only an empty folder, or one that holds the file `mark` of its
-    `kind`, is ever replaced. Raises OutputError when `final` exists and is not to be replaced, or can't be written.
+    Anything else (an error, Ctrl-C) removes the sibling; what a killed process left of it is removed by the next one
+    that makes the same. Only an empty folder, or one that holds the file `mark` of its `kind`, is ever replaced. Raises
+    OutputError when `final` exists and is not to be replaced, or can't be written.
     """
     final = final.resolve() if replace else final.absolute()
-    if (final.exists() or final.is_symlink()) and not replace:
-        raise OutputError(f"{final.name} exists already: remove it, choose another name, or pass --force.")
-    if final.exists():
-        _require_replaceable(final, mark, kind)
+    # The process's number alone is not enough: threads share it, and containers with a folder in common may.
+    own = f"{os.getpid()}-{secrets.token_hex(4)}"
+    old, work = (final.with_name(f".{final.name}.{what}-{own}") for what in ("old", "partial"))
+    clear_leftovers(final)
+    _require_room(final, mark, kind, replace=replace)
     with os_errors(final.name):
         final.parent.mkdir(parents=True, exist_ok=True)
-        work = final.with_name(f".{final.name}.partial-{os.getpid()}")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-    old = final.with_name(f".{final.name}.old-{os.getpid()}")
+        held = Held(work)
     try:
         with os_errors(final.name):
             yield work
             _flush(work)
-            if final.exists():
-                final.rename(old)
-            work.rename(final)
+            _require_room(final, mark, kind, replace=replace)  # much may have happened meanwhile
+            if not (final.exists() and _exchanged(work, final)):
+                if final.exists():
+                    final.rename(old)
+                work.rename(final)
+            _flush_names(final.parent)
     finally:
         if old.exists() and not final.exists():
             old.rename(final)  # interrupted between the two renames
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(work, ignore_errors=True)
+        held.release()
 
 
-def _require_replaceable(final: Path, mark: str, kind: str) -> None:
-    """Raise OutputError unless `final` is a folder of ours or empty, and nobody works in it."""
+def clear_leftovers(final: Path) -> None:
+    """Remove what killed processes left beside `final`; what they had moved away before is moved back."""
+    if not final.parent.is_dir():
+        return
+    old = sorted(final.parent.glob(f".{glob.escape(final.name)}.old-*"))
+    if old and not final.exists() and not final.is_symlink():
+        with suppress(OSError):
+            old[0].rename(final)
+    sweep([*final.parent.glob(f".{glob.escape(final.name)}.partial-*"), *old])
+
+
+def _exchanged(work: Path, final: Path) -> bool:
+    """Swap two folders in one step, so that one of the two is `final` at every moment; False where that can't be."""
+    try:
+        swap = ctypes.CDLL(None).renameat2
+        return bool(swap(_HERE, os.fsencode(work), _HERE, os.fsencode(final), _EXCHANGE) == 0)
+    except (OSError, AttributeError, TypeError):
+        return False
+
+
+@contextmanager
+def scratch_folder(place: Path | None = None) -> Iterator[Path]:
+    """Give a temporary folder in `place`, by default the system's, that is gone when the block ends.
+
+    What killed processes left of such is removed, too.
+    """
+    place = Path(tempfile.gettempdir()) if place is None else place
+    sweep(place.glob(f"{_SCRATCH}*"))
+    folder = place / f"{_SCRATCH}{secrets.token_hex(8)}"
+    held = Held(folder, mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        held.release()
+
+
+def _require_room(final: Path, mark: str, kind: str, *, replace: bool) -> None:
+    """Raise OutputError unless `final` isn't there, or may be replaced: ours or empty, and nobody works in it."""
+    if (final.exists() or final.is_symlink()) and not replace:
+        raise OutputError(f"{final.name} exists already: remove it, choose another name, or pass --force.")
+    if not final.exists():
+        return
     if not final.is_dir():
         raise OutputError(f"{final.name} exists and is not a folder: choose another name.")
     if any(final.iterdir()) and not (final / mark).is_file():
@@ -119,11 +182,24 @@ def _flush(folder: Path) -> None:
     """Ask the disk to keep every file of the folder before it gets its final name."""
     for path in folder.rglob("*"):
         if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync(path)
+        elif path.is_dir():
+            _flush_names(path)
+    _flush_names(folder)
+
+
+def _flush_names(folder: Path) -> None:
+    """Ask the disk to keep the names in a folder, where it can be asked."""
+    with suppress(OSError):
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -138,17 +214,63 @@ def write_text(path: Path, text: str) -> None:
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Copy the named files of a folder into `target`, as hard links where the disk allows it.
-
-    Replace the copies, don't rewrite them: a link shares its bytes with the source.
-    """
+    """Copy the named files of a folder into `target`; see `share_file`."""
     for name in names:
         path, place = inside(source, name), inside(target, name)
         place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, place)
-        except OSError:
-            shutil.copy2(path, place)
+        share_file(path, place)
+
+
+def share_file(source: Path, target: Path) -> None:
+    """Make a file's copy, cloned where the disk can do that; else a large one is a hard link if it can be.
+
+    Replace such copies, don't rewrite them: a link shares its bytes with the source. Raises OSError.
+    """
+    if _cloned(source, target):
+        return
+    if source.stat().st_size >= LINKED_BYTES:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
+
+
+def _cloned(source: Path, target: Path) -> bool:
+    """Copy a file without copying its bytes, as Btrfs and XFS can."""
+    if not _HAS_CLONES:
+        return False
+    try:
+        other = target.open("xb")
+    except FileExistsError:
+        return False
+    try:
+        with other, source.open("rb") as one:
+            fcntl.ioctl(other.fileno(), _CLONE, one.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    shutil.copystat(source, target)
+    return True
+
+
+def standing(folder: Path, leave_out: Path | None = None) -> Standing:
+    """Return everything in a folder but folders, by path: inode, size and time, of which one changes with the file.
+
+    Links are not followed. What is in `leave_out` is left out.
+    """
+    found = {}
+    for path in folder.rglob("*"):
+        if leave_out is not None and path.is_relative_to(leave_out):
+            continue
+        known = path.lstat()
+        if not stat.S_ISDIR(known.st_mode):
+            found[path.relative_to(folder).as_posix()] = known.st_ino, known.st_size, known.st_mtime_ns
+    return found
+
+
+def changed(before: Standing, after: Standing) -> list[str]:
+    """Return the paths of what was made, changed or removed, sorted."""
+    return [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
 
 
 def cache_home() -> Path:
@@ -157,6 +279,16 @@ def cache_home() -> Path:
     return Path(base) / "edgewright"
 
 
+def steps_home() -> Path:
+    """Return where the finished steps of builds are kept."""
+    return cache_home() / "steps"
+
+
 def quantized_home() -> Path:
     """Return where quantized checkpoints that a build made are kept."""
     return cache_home() / "quantized"
+
+
+def tool_logs_home() -> Path:
+    """Return where all that other vendors' compilers said is kept when they fail, the last time each."""
+    return cache_home() / "tools"

@@ -16,5 +16,8 @@ class Progress:
         """Run a step; the yielded function is told of finished amounts."""
         yield lambda amount: None
 
+    def note(self, text: str) -> None:
+        """Tell of something that is not as expected but stops nothing."""
+
 
 SILENT = Progress()

@@ -37,6 +37,7 @@ from edgewright.formats import IntFormat
 from edgewright.quant.recipe import Rule
 from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.llm import LLM
+from edgewright.targets import cpu
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -184,7 +185,7 @@ def test_a_failure_at_any_step_leaves_nothing(
 def place(monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException) -> None:
     """Make a step of deploy fail."""
     if step == "compile":
-        monkeypatch.setitem(pipeline.TARGETS, "cpu", raiser(error))
+        monkeypatch.setattr(cpu, "compile_stage", raiser(error))
     elif step == "rename":
         monkeypatch.setattr(Path, "rename", raiser(error))
     elif step == "sidecars":
@@ -225,7 +226,7 @@ def test_what_the_system_refuses_is_said_in_a_sentence(
 
 
 def test_a_failed_verification_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_stage = pipeline.TARGETS["cpu"]
+    compile_stage = cpu.compile_stage
 
     def damage(folder: Path, *args: Any, **kwargs: Any) -> Any:
         raw = bytearray((folder / "weights.bin").read_bytes())
@@ -233,7 +234,7 @@ def test_a_failed_verification_leaves_nothing(source: Path, tmp_path: Path, monk
         (folder / "weights.bin").write_bytes(raw)
         return compile_stage(folder, *args, **kwargs)
 
-    monkeypatch.setitem(pipeline.TARGETS, "cpu", damage)
+    monkeypatch.setattr(cpu, "compile_stage", damage)
     with pytest.raises(VerificationError, match="failed verification and was not kept: weights:"):
         deploy(source, tmp_path / "b")
     assert not list(tmp_path.iterdir())
@@ -282,8 +283,8 @@ def test_bad_sources_leave_nothing(name: str, tmp_path: Path) -> None:
 def test_bad_arguments_cost_nothing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"target 'gpu' is unknown; known are cpu"):
         deploy(source, tmp_path / "b", target="gpu")
-    with pytest.raises(UsageError, match=r"dialect 'qnn' is unknown; known are portable, onnx-qdq, onnxruntime"):
-        export(source, tmp_path / "b", dialect="qnn")
+    with pytest.raises(UsageError, match=r"dialect 'gpu' is unknown; known are portable, onnx-qdq, onnxruntime"):
+        export(source, tmp_path / "b", dialect="gpu")
     with pytest.raises(RecipeError, match="int3"):
         deploy(source, tmp_path / "b", recipe="int3")
     with pytest.raises(CheckpointError, match="tinyqwen3"):

@@ -20,6 +20,7 @@ from edgewright.checkpoint.policy import PolicyOptions
 from edgewright.errors import BundleError, ConfigError, OutputError, UsageError, VerificationError
 from edgewright.runtime.policy import Policy
 from edgewright.runtime.policy.spec import Limits
+from edgewright.targets import cpu
 from edgewright.verify.policy_golden import policy_scenarios
 from policy_builds import deploy_policy, export_policy, request_for, source_of
 from policy_goldens import POLICY_CASES, POLICY_GOLDENS, policy_checkpoint
@@ -141,7 +142,7 @@ def test_force_replaces_a_bundle_and_never_the_source(tmp_path: Path) -> None:
 
 
 def test_a_failed_verification_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_stage = pipeline.TARGETS["cpu"]
+    compile_stage = cpu.compile_stage
 
     def damage(folder: Path, *args: Any, **kwargs: Any) -> Any:
         raw = bytearray((folder / "weights.bin").read_bytes())
@@ -149,7 +150,7 @@ def test_a_failed_verification_leaves_nothing(tmp_path: Path, monkeypatch: pytes
         (folder / "weights.bin").write_bytes(raw)
         return compile_stage(folder, *args, **kwargs)
 
-    monkeypatch.setitem(pipeline.TARGETS, "cpu", damage)
+    monkeypatch.setattr(cpu, "compile_stage", damage)
     with pytest.raises(VerificationError, match="failed verification and was not kept: weights:"):
         deploy_policy("pi0", tmp_path / "b", verify=True)
     assert not list(tmp_path.iterdir())

@@ -132,7 +132,7 @@ def sealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (folder / MANIFEST).write_bytes(canonical_json({**body, "sha256": digest}))
 
 
-@pytest.mark.parametrize("schema", [4, 99, "1", None, 1.5])
+@pytest.mark.parametrize("schema", [5, 99, "1", None, 1.5])
 def test_other_schema_versions_are_refused(schema: Any, tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST_)
     sealed(tmp_path, lambda body: body.update(schema=schema))
@@ -188,6 +188,15 @@ def test_a_sealed_manifest_without_a_part_is_refused(key: str, tmp_path: Path) -
     write_manifest(tmp_path, MANIFEST_)
     sealed(tmp_path, lambda body: body.pop(key))
     with pytest.raises(BundleError, match=key):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "llm\ntouch here\n", "../llm", "l l m", "$(llm)"])
+def test_names_of_stages_are_plain_words(name: str, tmp_path: Path) -> None:
+    """They go into file names, sentences and scripts."""
+    write_manifest(tmp_path, MANIFEST_)
+    sealed(tmp_path, lambda body: body.update(stages={name: body["stages"]["llm"]}))
+    with pytest.raises(BundleError, match="misspells the stage"):
         read_manifest(tmp_path)
 
 

@@ -183,12 +183,12 @@ def test_no_bundle_at_all(cli: Cli, use: str, talker: Path, tmp_path: Path) -> N
 
 
 def test_a_bundle_for_another_machine(cli: Cli, plain_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import edgewright.runtime.llm
+    import edgewright.runtime.engine
     from edgewright.bundle import Machine, this_machine
 
     here = this_machine()
     monkeypatch.setattr(
-        edgewright.runtime.llm, "this_machine", lambda: Machine("aarch64", here.features, here.onnxruntime)
+        edgewright.runtime.engine, "this_machine", lambda _: Machine("aarch64", here.features, here.version)
     )
     result = cli("run", plain_bundle, "--prompt-ids", "1")
     assert result.code == 3

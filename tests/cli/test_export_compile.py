@@ -43,9 +43,9 @@ def test_exporting_again_does_nothing(cli: Cli, llama: Path, tmp_path: Path) -> 
 
 
 def test_unknown_dialect(cli: Cli, llama: Path, tmp_path: Path) -> None:
-    result = cli("export", llama, "-o", tmp_path / "graph", "--dialect", "qnn")
+    result = cli("export", llama, "-o", tmp_path / "graph", "--dialect", "npu")
     assert result.code == 2
-    the_sentence(result.err, "'qnn' is unknown", "portable, onnx-qdq, onnxruntime")
+    the_sentence(result.err, "'npu' is unknown", "portable, onnx-qdq, onnxruntime")
 
 
 def test_compile_makes_an_export_what_deploy_makes(cli: Cli, llama: Path, plain_bundle: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import open_checkpoint
 from edgewright.graph.writer import MODEL_FILE, write_stage
 from edgewright.quant.recipe_file import parse_recipe
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.session import Session
 from edgewright.targets.cpu import settings_for
 
@@ -30,7 +30,7 @@ def test_static_inputs_with_a_zero_point(dialect: str, tmp_path: Path) -> None:
     ):
         stage = lowered(checkpoint, dialect, "stored")
         write_stage(stage, tmp_path / str(count))
-        engine = Engine(tmp_path / str(count) / MODEL_FILE, stage.contract, settings, threads=1)
+        engine = OnnxRuntimeEngine(tmp_path / str(count) / MODEL_FILE, stage.contract, settings, threads=1)
         results.append(Session(engine).append(ids, "all"))
     assert relative_error(results[2], results[1]) < 1e-5
 

@@ -15,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import CASES, golden, lowered, relative_error
+from edgewright.bundle import StageEntry
 from edgewright.bundle.settings import EngineSettings
+from edgewright.contract import StageContract
 from edgewright.dialects import LOWERINGS, onnx_qdq, portable
 from edgewright.formats import ActivationFormat, BlockFormat, IntFormat, Nvfp4Format, Parts, round_input
 from edgewright.graph import Stage, TensorSpec
 from edgewright.graph.writer import write_stage
 from edgewright.ops import decode, decode_rows, linear
 from edgewright.ops import round_input as append_round_input
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.session import Session
 from qdq_cases import (
     INTEGER,
@@ -275,7 +277,7 @@ def test_whole_models_are_standard_and_give_the_same_logits(case: str, recipe: s
         write_stage(stage, tmp_path / dialect)
         path = tmp_path / dialect / "model.onnx"
         onnx.checker.check_model(path, full_check=True)
-        engine = Engine(path, stage.contract, EngineSettings("basic"), threads=1)
+        engine = OnnxRuntimeEngine(path, stage.contract, EngineSettings("basic"), threads=1)
         results.append(Session(engine).append(reference.ids[:20], logits="all"))
     assert domains(tmp_path / "onnx-qdq" / "model.onnx") == {""}
     assert relative_error(results[1], results[0]) < 2e-6
@@ -284,9 +286,10 @@ def test_whole_models_are_standard_and_give_the_same_logits(case: str, recipe: s
 
 
 def test_every_dialect_is_one_a_bundle_may_name() -> None:
-    from edgewright.bundle.manifest import DIALECTS
-
-    assert set(DIALECTS) == set(LOWERINGS)
+    stage = StageContract((), ())
+    for name in LOWERINGS:
+        entry = StageEntry("m.onnx", name, stage, EngineSettings().to_json())
+        assert StageEntry.from_json(entry.to_json()) == entry
 
 
 def test_nothing_is_left_of_a_typed_weight_that_is_read_as_bytes(tmp_path: Path) -> None:

@@ -40,6 +40,6 @@ def test_an_engine_that_fails_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: object) -> None:
         raise GenerationError("The engine failed.")
 
-    monkeypatch.setattr("edgewright.runtime.engine.Engine.run", fail)
+    monkeypatch.setattr("edgewright.runtime.engines.onnxruntime.OnnxRuntimeEngine._run", fail)
     with pytest.raises(GenerationError, match="The engine failed"):
         cells.cells_of("llama")

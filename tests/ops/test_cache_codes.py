@@ -16,7 +16,6 @@ from edgewright.dialects import LOWERINGS
 from edgewright.graph import GraphBuilder, Stage
 from edgewright.graph.weights import ComputedWeight
 from edgewright.quant.kv import KVFormat
-from edgewright.runtime.engine import share
 from kv_cases import FORMATS, FP8, INT8, codes_np, values_np
 
 DIALECTS = ("portable", "onnx-qdq", "onnxruntime")
@@ -46,16 +45,10 @@ def test_codes_and_what_they_stand_for(dialect: str, fmt: KVFormat, shape: tuple
     x.reshape(-1)[:4] = scales[0] * np.float32([0.5, 1.5, 2.5, -0.5])  # between two codes of int8: to the even one
     held = codes_np(rng.standard_normal(shape).astype(np.float32), scales, fmt)
     lowered = LOWERINGS[dialect](stage_of(fmt, shape, scales))
-    dtypes = {tensor.name: tensor.dtype for tensor in (*lowered.contract.inputs, *lowered.contract.outputs)}
     plain = held.view(np.uint8) if fmt.dtype != "int8" else held
     arrays = {"x": x, "held": plain, "codes": np.zeros_like(plain), "y": np.zeros_like(x)}
     engine = engine_of(lowered, tmp_path)
-    binding, values = engine.binding(), {name: share(array, dtypes[name]) for name, array in arrays.items()}
-    for name in ("x", "held"):
-        binding.bind_ortvalue_input(name, values[name])
-    for name in ("codes", "y"):
-        binding.bind_ortvalue_output(name, values[name])
-    engine.run(binding)
+    engine.bind(*({name: arrays[name] for name in names} for names in (("x", "held"), ("codes", "y"))))()
     wanted = codes_np(x, scales, fmt)
     got = arrays["codes"].view(wanted.dtype)
     np.testing.assert_array_equal(got.astype(np.float32), wanted.astype(np.float32))

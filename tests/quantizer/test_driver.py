@@ -49,8 +49,9 @@ def test_the_same_gives_the_same_bytes(recipe: str, tmp_path: Path) -> None:
     assert made[0] == made[1] == made[2]
 
 
-@pytest.mark.parametrize("error", [StopError, KeyboardInterrupt])
-@pytest.mark.parametrize("transforms", ["", "transforms: {sequential: true}\n"])
+@pytest.mark.parametrize(
+    ("error", "transforms"), [(StopError, ""), (KeyboardInterrupt, "transforms: {sequential: true}\n")]
+)
 def test_an_interrupted_run_goes_on(
     error: type[BaseException], transforms: str, tmp_path: Path, own_cache: Path
 ) -> None:

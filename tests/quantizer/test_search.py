@@ -236,8 +236,10 @@ def test_bases_that_round_more_than_weights(base: str, what: str) -> None:
 
 @pytest.mark.parametrize("limit", ["1e-9", "1e-7"])
 def test_a_loss_that_cannot_be_reached_is_said(limit: str) -> None:
-    with pytest.raises(UsageError, match=r"with the finest of the formats the KL measures \d.*allow more, or finer"):
+    words = r"with the finest of the formats the KL measures \d.*allow more, or finer"
+    with pytest.raises(UsageError, match=words) as caught:
         searched_golden("llama", f"kl={limit}")
+    assert str(caught.value).endswith(".")
 
 
 def test_a_latency_that_cannot_be_reached_is_said() -> None:
@@ -357,7 +359,6 @@ def test_a_tiny_check() -> None:
 
 
 def test_errors_are_sentences() -> None:
-    for budget in ("kl=1e-9", "size=1"):
-        with pytest.raises(EdgewrightError) as caught:
-            searched_golden("llama", budget)
-        assert str(caught.value).endswith(".")
+    with pytest.raises(EdgewrightError) as caught:
+        searched_golden("llama", "size=1")
+    assert str(caught.value).endswith(".")

@@ -15,7 +15,7 @@ from conftest import MakeEngine, golden, relative_error
 from edgewright.contract import StageContract
 from edgewright.errors import GenerationError, TruncationError
 from edgewright.quant.kv import KVFormat
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.prefix import load_prefix, save_prefix
 from edgewright.runtime.session import Session
 from edgewright.verify.metrics import distance
@@ -30,7 +30,7 @@ CASES = (
 )  # fmt: skip
 #: Mean KL in nats against the golden's float32 logits, with scales made of the very text; 4 times what was measured.
 BOUNDS = {"int8": 0.01, "float8_e4m3": 0.05}
-MakeCached = Callable[..., Engine]
+MakeCached = Callable[..., OnnxRuntimeEngine]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> MakeCached:
     folder = tmp_path_factory.mktemp("cached")
 
     @functools.cache
-    def make(case: str, fmt: KVFormat, dialect: str = "onnxruntime") -> Engine:
+    def make(case: str, fmt: KVFormat, dialect: str = "onnxruntime") -> OnnxRuntimeEngine:
         reference = golden(case)
         name = f"{case}-{fmt.dtype}-{fmt.per}"
         scales = scales_of(reference.checkpoint, fmt, reference.ids, folder / f"{name}-float")
@@ -71,7 +71,7 @@ def test_every_scenario_gives_what_one_call_gives(
     rng = np.random.default_rng(8)
     tokens = rng.integers(0, golden(case).logits.shape[1], 96)
 
-    def once(engine: Engine, ids: np.ndarray) -> np.ndarray:
+    def once(engine: OnnxRuntimeEngine, ids: np.ndarray) -> np.ndarray:
         return Session(engine, first_capacity=len(ids)).append(ids, logits="all")
 
     recurrent = Session(engine).recurrent

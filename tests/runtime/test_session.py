@@ -14,7 +14,7 @@ from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import TensorContract
 from edgewright.errors import BundleError, ContextOverflowError, GenerationError, TargetMismatchError
 from edgewright.runtime import session as session_module
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.session import FIRST_CAPACITY, Session, unpadded
 
 #: A golden whose attention updates the cache in place, and one whose attention copies it.
@@ -282,27 +282,29 @@ def test_batches(case: str, shared_engine: MakeEngine) -> None:
 def test_an_engine_is_held_to_its_contract(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(golden(IN_PLACE).checkpoint)
     path, contract = tmp_path / "stage1" / "model.onnx", engine.contract
-    Engine(path, contract, EngineSettings())
+    OnnxRuntimeEngine(path, contract, EngineSettings())
     logits, *caches = contract.outputs
     for outputs, words in (
         ((dataclasses.replace(logits, name="scores"), *caches), "logits, scores differ"),
-        ((dataclasses.replace(logits, dtype="float16"), *caches), "logits is tensor.float. .*float16"),
+        ((dataclasses.replace(logits, dtype="float16"), *caches), "logits is float32 .*float16"),
         ((dataclasses.replace(logits, shape=("batch", "positions", 98)), *caches), r"logits is .* 98\]"),
         ((dataclasses.replace(logits, shape=("batch", 97)), *caches), "logits is"),
         ((*contract.outputs, TensorContract("more", "float32", (1,))), "more differ"),
     ):
         with pytest.raises(TargetMismatchError, match=words):
-            Engine(path, dataclasses.replace(contract, outputs=outputs), EngineSettings())
+            OnnxRuntimeEngine(path, dataclasses.replace(contract, outputs=outputs), EngineSettings())
     path.write_bytes(b"not a model")
     with pytest.raises(BundleError, match=r"can't load model\.onnx"):
-        Engine(path, contract, EngineSettings())
+        OnnxRuntimeEngine(path, contract, EngineSettings())
     with pytest.raises(BundleError):
-        Engine(tmp_path / "nowhere.onnx", contract, EngineSettings())
+        OnnxRuntimeEngine(tmp_path / "nowhere.onnx", contract, EngineSettings())
 
 
 def test_threads_change_nothing_but_rounding(make_engine: MakeEngine, tmp_path: Path) -> None:
     reference = golden(IN_PLACE)
     engine = make_engine(reference.checkpoint)
     for threads in (1, 2, 3):
-        other = Engine(tmp_path / "stage1" / "model.onnx", engine.contract, EngineSettings(), threads=threads)
+        other = OnnxRuntimeEngine(
+            tmp_path / "stage1" / "model.onnx", engine.contract, EngineSettings(), threads=threads
+        )
         assert logits_ok(Session(other).append(reference.ids, logits="all"), reference.logits)

@@ -63,7 +63,10 @@ def build(
         return run
 
     lowerings = {name: wrapped(lower) for name, lower in LOWERINGS.items()}
-    with mock.patch.object(llm, "quantize_stage", quantized), mock.patch.object(llm, "LOWERINGS", lowerings):
+    with (
+        mock.patch.object(llm, "quantize_stage", quantized),
+        mock.patch.object(llm, "find_lowering", lowerings.__getitem__),
+    ):
         if form == "bundle":
             pipeline.deploy(TEXT_GOLDENS / case, folder / "b", recipe=recipe, verify=False)
         else:

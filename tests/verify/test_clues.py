@@ -63,6 +63,7 @@ def test_errors_of_rows() -> None:
     # A score of minus infinity is equal to itself, and to nothing else.
     wanted[0, 0, 0] = given[0, 0, 0] = -np.inf
     assert row_errors(given, wanted, mean=False)[0, 0] == 0
+    assert not np.signbit(row_errors(given, given, mean=False)).any()
     wanted[0, 1, 0] = -np.inf
     assert row_errors(given, wanted, mean=False)[0, 1] == math.inf
     ids = np.array([[[1, 2], [3, 4]]])

@@ -15,7 +15,7 @@ import pytest
 from edgewright.build.pipeline import _seal
 from edgewright.bundle import read_manifest
 from edgewright.errors import BundleError, GenerationError, GoldenError, UsageError
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.policy import Policy
 from edgewright.runtime.policy.stages import STAGES
 from edgewright.verify import policy_reference
@@ -184,11 +184,11 @@ def test_a_bundle_that_is_too_large_to_compare_is_run_as_a_whole(
 def test_one_float_engine_at_a_time_and_little_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the bundle; what is the same is written once, and what was compared is deleted."""
     deploy_policy("pi05", tmp_path / "b")
-    alive: weakref.WeakSet[Engine] = weakref.WeakSet()
+    alive: weakref.WeakSet[OnnxRuntimeEngine] = weakref.WeakSet()
     most, written, together, scratch = [0], [], [0], set()
     load, write = FloatStage.load, policy_reference.write_stage
 
-    def loaded(self: FloatStage, threads: int | None, advance: Any) -> Engine:
+    def loaded(self: FloatStage, threads: int | None, advance: Any) -> OnnxRuntimeEngine:
         engine = load(self, threads, advance)
         alive.add(engine)
         most[0] = max(most[0], len(alive))

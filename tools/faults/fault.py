@@ -97,5 +97,5 @@ def _patched(stage: Change | None, lowered: Change | None) -> Iterator[None]:
         return run
 
     lowerings = {name: wrapped(lower) for name, lower in LOWERINGS.items()}
-    with mock.patch.object(llm, "build_llm", built), mock.patch.object(llm, "LOWERINGS", lowerings):
+    with mock.patch.object(llm, "build_llm", built), mock.patch.object(llm, "find_lowering", lowerings.__getitem__):
         yield

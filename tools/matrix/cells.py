@@ -29,6 +29,7 @@ from edgewright.quant.apply import quantize_stage
 from edgewright.quant.recipe import Recipe
 from edgewright.quant.recipe_file import load_recipe
 from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.runtime.session import Session, unpadded
 from edgewright.verify.metrics import distance
 
@@ -97,7 +98,7 @@ def engine_of(checkpoint: Checkpoint, dialect: str, recipe: Recipe) -> Iterator[
     stage = LOWERINGS[dialect](stage)
     with tempfile.TemporaryDirectory() as folder:
         write_stage(stage, Path(folder))
-        yield Engine(Path(folder) / MODEL_FILE, stage.contract, EngineSettings(), threads=1)
+        yield OnnxRuntimeEngine(Path(folder) / MODEL_FILE, stage.contract, EngineSettings(), threads=1)
 
 
 def _relative(got: np.ndarray, wanted: np.ndarray) -> float:

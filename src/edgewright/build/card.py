@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgewright.bundle import Manifest
+from edgewright.bundle.machine import ENGINES
 
 
 def recipe_line(recipe: Mapping[str, Any]) -> str:
@@ -26,6 +27,7 @@ def model_card(manifest: Manifest) -> str:
         *(_policy_rows(model) if "policy" in model else _llm_rows(model)),
         f"| weights | {recipe_line(recipe)} |",
         f"| target | {manifest.target or 'none (exported, not compiled)'} |",
+        *(f"| engines | {line} |" for line in engines_lines(manifest)),
         f"| made with | {', '.join(f'{name} {version}' for name, version in manifest.versions.items())} |",
         f"| verdict | **{verdict['status']}** |",
         "",
@@ -45,6 +47,14 @@ def model_card(manifest: Manifest) -> str:
     how = "--observation FILE" if "policy" in model else "--prompt TEXT"
     lines += ["", f"Run it: `edgewright run BUNDLE {how}`.", ""]
     return "\n".join(lines)
+
+
+def engines_lines(manifest: Manifest) -> list[str]:
+    """Return which engines run the stages of a bundle, in a line; none where that is ONNX Runtime for all."""
+    runtimes = {name: entry.runtime for name, entry in manifest.stages.items()}
+    if set(runtimes.values()) <= {"onnxruntime"}:
+        return []
+    return [", ".join(f"{name} on {ENGINES.get(runtime, runtime)}" for name, runtime in runtimes.items())]
 
 
 def _llm_rows(model: Mapping[str, Any]) -> list[str]:

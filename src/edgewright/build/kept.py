@@ -19,14 +19,10 @@ from edgewright._version import __version__
 from edgewright.build.key import DigestMemory, data_digests, up_to_date
 from edgewright.bundle import Manifest
 from edgewright.errors import OutputError
-from edgewright.files import cache_home, canonical_json, quantized_home
+from edgewright.files import cache_home, canonical_json, clear_leftovers, quantized_home
+from edgewright.locks import try_lock
 from edgewright.progress import Progress
 from edgewright.quant.recipe import Recipe
-
-try:
-    import fcntl
-except ImportError:  # not on every system; then nothing guards against two runs of the same
-    fcntl = None  # type: ignore[assignment]
 
 #: The file with the digests of all others of a kept folder.
 SEAL = "seal.json"
@@ -60,10 +56,11 @@ def is_whole(folder: Path) -> bool:
 
 
 def unchanged(output: Path, key: str, *, verified: bool = False, force: bool = False) -> Manifest | None:
-    """Return the manifest of a bundle of this very build, see `up_to_date`.
+    """Return the manifest of a bundle of this very build, see `up_to_date`; what killed runs left beside it is removed.
 
     With `force` its quantized checkpoint must be whole as well, where one was kept: so a lost one can be made again.
     """
+    clear_leftovers(output.absolute())
     manifest = up_to_date(output, key, verified=verified)
     if manifest is None or not force or "kept" not in manifest.source:
         return manifest
@@ -88,12 +85,12 @@ def check_cache() -> None:
 @contextmanager
 def held(folder: Path, progress: Progress) -> Iterator[None]:
     """Hold a kept folder for the block: whoever wants the same meanwhile waits, and finds it finished."""
-    lock = _try_lock(folder)
+    lock = lock_of(folder)
     if lock is None:
         with progress.step("wait for another run of the same"):
             while lock is None:
                 time.sleep(_POLL_SECONDS)
-                lock = _try_lock(folder)
+                lock = lock_of(folder)
     with lock:
         yield
 
@@ -109,19 +106,12 @@ def sweep() -> None:
     """Delete the unfinished folders of runs that were killed: those whose lock nobody holds."""
     for left in [*quantized_home().glob(".*.partial-*"), *quantized_home().glob(".*.old-*")]:
         name = left.name[1:].rpartition(".")[0]
-        lock = _try_lock(quantized_home() / name)
+        lock = lock_of(quantized_home() / name)
         if lock is not None:
             with lock:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _try_lock(folder: Path) -> IO[bytes] | None:
+def lock_of(folder: Path) -> IO[bytes] | None:
     """Return the lock file of a kept folder, held until it is closed, or None while another run has it."""
-    file = folder.with_name(f"{folder.name}.lock").open("ab")
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    return try_lock(folder.with_name(f"{folder.name}.lock"))

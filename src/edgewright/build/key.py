@@ -179,12 +179,16 @@ class DigestMemory:
 
     def digest(self, path: Path) -> str:
         """Return the file's SHA-256."""
-        stat = path.stat()
-        name = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+        name = _identity(path)
         if name not in self._known:
             self._known[name] = sha256_of(path)
             self._changed = True
         return self._known[name]
+
+    def remember(self, path: Path, digest: str) -> None:
+        """Take a file's digest as known, whatever its times are now."""
+        self._known[_identity(path)] = digest
+        self._changed = True
 
     def __exit__(self, *_: object) -> None:
         if not self._changed:
@@ -196,3 +200,9 @@ class DigestMemory:
             scratch.replace(self._path)
         except OSError:
             pass  # only a memory: a read-only home costs the time of hashing again
+
+
+def _identity(path: Path) -> str:
+    """Return what changes whenever a file's bytes do."""
+    stat = path.stat()
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"

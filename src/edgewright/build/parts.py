@@ -52,8 +52,15 @@ class Maker(Protocol):
     #: What is built from: name, kind and files.
     record: dict[str, Any]
 
-    def lower(self, dialect: str, progress: Progress) -> dict[str, Part]:
-        """Return the stages in a dialect, in the order they run in, with the formats of the recipe."""
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages it always has."""
+
+    def key(self, **options: Any) -> str:
+        """Return the digest of what is built from and of all that was asked, with `options`."""
+
+    def lower(self, dialects: Mapping[str, str], progress: Progress) -> dict[str, Part]:
+        """Return stages, each in its dialect, in the order they run in, with the formats of the recipe."""
 
     def write_sidecars(self, sidecars: Path, parts: Mapping[str, Part], progress: Progress) -> None:
         """Write what stands beside the graphs."""

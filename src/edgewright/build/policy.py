@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewright.build.key import POLICY_STAGES
-from edgewright.build.outside import table_record, write_outside
+from edgewright.build.outside import table_record
 from edgewright.build.parts import Part, Passed
 from edgewright.build.quantized import quantized_policy
 from edgewright.build.record import NOT_CHECKED, modules_of, summary_of, versions
@@ -17,7 +17,7 @@ from edgewright.build.sources import POLICY_BATCH, PolicyRequest, PolicySource
 from edgewright.bundle import Manifest
 from edgewright.checkpoint.layouts import Quantization
 from edgewright.checkpoint.policy import PolicyCheckpoint, PolicyOptions
-from edgewright.dialects import LOWERINGS
+from edgewright.dialects import find_lowering
 from edgewright.graph import Stage
 from edgewright.graph.outside import take_table_outside
 from edgewright.models._policy_bounds import bounds_of_spec
@@ -31,15 +31,21 @@ from edgewright.quant.prefix_kv import quantize_prefix
 class PolicyMaker:
     """Makes a bundle's parts from a policy."""
 
+    stages = POLICY_STAGES
+
     def __init__(self, source: PolicySource, record: dict[str, Any], progress: Progress) -> None:
-        self.path, self._original = source.checkpoint.path, source.checkpoint
+        self._source, self.path, self._original = source, source.checkpoint.path, source.checkpoint
         self._features, self._request = source.features, source.request
         made = quantized_policy(source.checkpoint, record, source.recipe, progress)
         self._checkpoint, self.record, self._recipe = made
         self._made: Featured | None = None
         self._cache: dict[str, Any] | None = None
 
-    def lower(self, dialect: str, progress: Progress) -> dict[str, Part]:
+    def key(self, **options: Any) -> str:
+        """Return the digest of a build from the policy that is built from."""
+        return self._source.key(self.record, **options)
+
+    def lower(self, dialects: Mapping[str, str], progress: Progress) -> dict[str, Part]:
         """Build, rewrite, quantize and lower the stages."""
         spec = self._checkpoint.spec
         with progress.step("build graph"):
@@ -54,16 +60,15 @@ class PolicyMaker:
                 applied = quantize_stage(stage, choices[name], requantize=self._request.requantize)
                 if name == "prefix" and self._request.embeddings == "outside":
                     take_table_outside(stage)
-                parts[name] = Part(LOWERINGS[dialect](stage), applied)
+                parts[name] = Part(find_lowering(dialects[name])(stage), applied)
         self._made, self._cache = made, cache
         return parts
 
     def write_sidecars(self, sidecars: Path, parts: Mapping[str, Part], progress: Progress) -> None:
-        """Write tokenizer, statistics and an embedding table that isn't in the graph."""
+        """Write tokenizer and statistics."""
         with progress.step("write tokenizer"):
             for name, data in self._checkpoint.sidecars().items():
                 (sidecars / name).write_bytes(data)
-        write_outside(parts["prefix"].stage, sidecars, progress)
 
     def manifest(self, parts: Mapping[str, Part], *, target: str | None, key: str) -> Manifest:
         """Return the manifest."""

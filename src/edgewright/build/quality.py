@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from edgewright.calibration.documents import TextFile, read_texts, windows
 from edgewright.calibration.model import text_side
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.errors import BundleError, CalibrationDataError, CheckpointError, UsageError
-from edgewright.files import inside, os_errors, require_space
+from edgewright.files import inside, os_errors, require_space, scratch_folder
 from edgewright.formats import Array
 from edgewright.graph import Stage
 from edgewright.graph.writer import WEIGHTS_FILE
@@ -102,7 +101,7 @@ def compare_quality(
     with progress.step("held-out text"):
         rows, text = _windows(texts, side, count, min(length, context), seed, notes)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgewright-")))
+        folder = stack.enter_context(scratch_folder())
         stack.enter_context(os_errors("the comparison"))
         require_space(folder, sum(map(len, rows)) * side.vocab * 4, "The comparison")
         with progress.step("float model", len(rows)) as advance, _checkpoint_session(checkpoint, threads) as session:

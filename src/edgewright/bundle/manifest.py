@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,17 +19,18 @@ from edgewright.files import canonical_json, inside, sha256_of
 
 Opened = TypeVar("Opened")
 MANIFEST = "manifest.json"
-#: The dialects a graph may be spelled in.
-DIALECTS = ("portable", "onnx-qdq", "onnxruntime")
-#: Version of the layout below; a reader refuses newer ones. Since 3 a model may have a reduced vocabulary.
-SCHEMA = 3
+#: Version of the layout below; a reader refuses newer ones. Since 3 a model may have a reduced vocabulary, since 4 a
+#: stage names the engine that runs it, and a machine its engine.
+SCHEMA = 4
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
 class StageEntry:
     """One stage: its graph, the dialect it is spelled in, the compiled engine if there is one, and how to run it.
 
-    `settings` is an `EngineSettings`; `machine` is None for a stage that was exported and not compiled.
+    `runtime` is the kind of engine that runs it, which says what `settings` are: of ONNX Runtime an `EngineSettings`.
+    `machine` is None for a stage that was exported and not compiled.
     """
 
     graph: str
@@ -37,6 +39,7 @@ class StageEntry:
     settings: Mapping[str, Any]
     engine: str | None = None
     machine: Machine | None = None
+    runtime: str = "onnxruntime"
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON-compatible values."""
@@ -47,20 +50,24 @@ class StageEntry:
             "settings": dict(self.settings),
             "engine": self.engine,
             "machine": self.machine.to_json() if self.machine else None,
+            "runtime": self.runtime,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StageEntry:
         """Build from a manifest."""
-        if data["dialect"] not in DIALECTS:
-            raise ValueError(f"the dialect {data['dialect']!r}")
+        runtime, settings = data.get("runtime", "onnxruntime"), dict(data["settings"])
+        for what, name in (("dialect", data["dialect"]), ("runtime", runtime)):
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ValueError(f"the {what} {name!r}")
         return cls(
             graph=data["graph"],
             dialect=data["dialect"],
             contract=StageContract.from_json(data["contract"]),
-            settings=EngineSettings.from_json(data["settings"]).to_json(),
+            settings=EngineSettings.from_json(settings).to_json() if runtime == "onnxruntime" else settings,
             engine=data["engine"],
             machine=Machine.from_json(data["machine"]) if data["machine"] else None,
+            runtime=runtime,
         )
 
 
@@ -158,7 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
             model=body["model"],
             source=body["source"],
             recipe=body["recipe"],
-            stages={name: StageEntry.from_json(entry) for name, entry in body["stages"].items()},
+            stages={_stage_name(name): StageEntry.from_json(entry) for name, entry in body["stages"].items()},
             versions=body["versions"],
             verdict=body["verdict"],
             notes=tuple(body["notes"]),
@@ -168,6 +175,13 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BundleError(f"{path} lacks or misspells {error}: build the bundle again.") from None
+
+
+def _stage_name(name: str) -> str:
+    """Return a stage's name, which goes into sentences, file names and scripts."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"the stage {name!r}")
+    return name
 
 
 def opened_while_checked(folder: Path, manifest: Manifest, opened: Callable[[], Opened], *, check: bool) -> Opened:

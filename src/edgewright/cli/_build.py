@@ -94,7 +94,7 @@ def print_plan(args: argparse.Namespace, source: Source, goal: str) -> None:
 
 def report_built(args: argparse.Namespace, path: Path, manifest: Manifest, *, reused: bool) -> None:
     """Print what was made."""
-    from edgewright.build.card import recipe_line
+    from edgewright.build.card import engines_lines, recipe_line
 
     if args.json:
         print_json(built_json(path, manifest, reused=reused))
@@ -109,6 +109,7 @@ def report_built(args: argparse.Namespace, path: Path, manifest: Manifest, *, re
                 *_vocabulary_lines(manifest),
                 *_table_lines(manifest),
                 f"target    {manifest.target or 'none (exported, not compiled)'}",
+                *(f"engines   {line}" for line in engines_lines(manifest)),
                 *verdict_lines(manifest.verdict),
                 "",
             ]
@@ -142,6 +143,7 @@ def built_json(path: Path, manifest: Manifest, *, reused: bool) -> dict[str, Any
         "model": dict(manifest.model),
         "recipe": {"name": recipe["name"], **recipe["summary"]},
         "target": manifest.target,
+        "engines": {name: entry.runtime for name, entry in manifest.stages.items()},
         "verdict": dict(manifest.verdict),
         "notes": list(manifest.notes),
     }

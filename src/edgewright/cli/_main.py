@@ -18,7 +18,8 @@ from edgewright.errors import EdgewrightError, HostError, MissingExtraError, Usa
 #: The verbs, in the order of their use; each is a module of this package.
 VERBS = (
     "plan", "deploy", "calibrate", "quantize", "search", "quality", "export", "compile", "verify", "run", "chat",
-    "serve", "eval", "inspect", "bench", "genie-t2t-run", "genie-config", "doctor",
+    "serve", "eval", "inspect", "bench", "profile", "genie-t2t-run", "genie-config", "cache", "targets",
+    "doctor",
 )  # fmt: skip
 
 EXIT_INTERNAL = 70

@@ -14,12 +14,38 @@ if TYPE_CHECKING:
     from edgewright.targets.platform import Platform
 
 
-def add_platform(parser: Any, purpose: str = "refuse formats that this platform lacks") -> None:
-    """Add the flags."""
-    parser.add_argument("--for", dest="platform", metavar="PLATFORM", help=f"{purpose}, such as jetson-orin-nx-16gb")
+def add_platform(parser: Any, purpose: str = "refuse formats that this platform lacks", *names: str) -> None:
+    """Add the flags; `names` are more spellings of the first."""
+    words = f"{purpose}, such as jetson-orin-nx-16gb"
+    parser.add_argument("--for", *names, dest="platform", metavar="PLATFORM", help=words)
     parser.add_argument(
         "--platform-file", type=Path, metavar="FILE", help="the same for a platform that a YAML file of yours describes"
     )
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what is compiled for."""
+    parser.add_argument("--target", default="cpu", help="what is compiled for: see docs/targets.md (default: cpu)")
+    parser.add_argument(
+        "--target-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="tell the target's compiler something; may be given several times",
+    )
+
+
+def target_options(args: argparse.Namespace) -> dict[str, str]:
+    """Return the target's options by name; raises UsageError on one without a value, or one that is there twice."""
+    options: dict[str, str] = {}
+    for given in args.target_option:
+        name, equals, value = given.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--target-option {given!r} is not of the form NAME=VALUE: write one such as jobs=2.")
+        if name in options:
+            raise UsageError(f"--target-option {name} is given twice: leave one out.")
+        options[name] = value
+    return options
 
 
 def asked_platform(args: argparse.Namespace) -> Platform | None:

@@ -35,7 +35,15 @@ class QuietProgress(Progress):
         yield lambda amount: check_stop()
 
 
-class PlainProgress(Progress):
+class _Noting(Progress):
+    """Says on stderr what isn't as expected."""
+
+    def note(self, text: str) -> None:
+        """Tell it in a line of its own."""
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+class PlainProgress(_Noting):
     """One line for every step that ended well."""
 
     @contextmanager
@@ -47,7 +55,7 @@ class PlainProgress(Progress):
         print(f"{title} ... {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
 
-class BarProgress(Progress):
+class BarProgress(_Noting):
     """A bar for a step of known size, a clock for any other; both stay when the step ends."""
 
     def __init__(self, bar: Any) -> None:

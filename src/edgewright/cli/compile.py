@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgewright.cli._build import add_output, report_built
+from edgewright.cli._platform import add_platform, add_target, asked_platform, target_options
 from edgewright.cli._progress import progress_for
 
 NAME = "compile"
@@ -16,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("folder", metavar="FOLDER", help="a folder that export or deploy wrote")
     add_output(parser, "BUNDLE")
-    parser.add_argument("--target", default="cpu", help="what to compile for: cpu (default: cpu)")
+    add_target(parser)
+    add_platform(parser, "the platform that is compiled for")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
         args.folder,
         Path(args.output),
         target=args.target,
+        platform=asked_platform(args),
+        options=target_options(args),
         force=args.force,
         progress=progress_for(quiet=args.quiet),
     )

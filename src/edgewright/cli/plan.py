@@ -28,7 +28,7 @@ _HEADER = ("stage", "runs", "MACs", "weights", "cache", "activations", "at least
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("source", metavar="SOURCE", help=f"{SOURCE_HELP}, or a bundle")
-    add_platform(parser, "the platform to plan for")
+    add_platform(parser, "the platform to plan for", "--target")
     parser.add_argument("--recipe", metavar="NAME|FILE", help=f"{RECIPE_HELP} (default: as deploy)")
     parser.add_argument(
         "--context", type=positive_int, metavar="TOKENS", help="tokens a dialog holds (default: as deploy)"

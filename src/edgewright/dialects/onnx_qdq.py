@@ -7,6 +7,7 @@ product. It is for compilers that read quantization off the graph.
 
 from __future__ import annotations
 
+import onnx
 import onnx_ir as ir
 
 from edgewright.dialects import _qdq
@@ -23,14 +24,14 @@ def lower(stage: Stage) -> Stage:
     _qdq.lower_handed_over(stage)
     for node in list(stage.graph):
         if node.domain == EW:
-            _inline(stage, node)
+            inline(stage, node)
     close_loop(stage)
     return stage
 
 
-def _inline(stage: Stage, node: ir.Node) -> None:
-    """Put the nodes of a reference body in the node's place, named after it."""
-    body = ir.serde.deserialize_function(function_of(node.op_type, call_of(node), ""))
+def inline(stage: Stage, node: ir.Node, proto: onnx.FunctionProto | None = None) -> list[ir.Node]:
+    """Put the nodes of a reference body, or of another one, in the node's place, named after it; returns them."""
+    body = ir.serde.deserialize_function(proto or function_of(node.op_type, call_of(node), ""))
     path = node.name or node.op_type
     for formal, value in zip(body.inputs, node.inputs, strict=True):
         if value is not None:
@@ -50,6 +51,7 @@ def _inline(stage: Stage, node: ir.Node) -> None:
     ir.convenience.replace_nodes_and_values(
         stage.graph, node, [node], inner, node.outputs, outputs[: len(node.outputs)]
     )
+    return inner
 
 
 def _rename_inside(node: ir.Node) -> None:

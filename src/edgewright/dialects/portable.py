@@ -42,7 +42,7 @@ def attach_bodies(stage: Stage, *, emulate: bool = False) -> Stage:
             overload = overloads[key] = f"v{sum(k[0] == node.op_type for k in overloads) + 1}"
             proto = function_of(node.op_type, call, overload)
             if inside:
-                _rename_values(proto)
+                rename_values(proto)
             function = ir.serde.deserialize_function(proto)
             stage.functions[function.identifier()] = function
         node.overload = overloads[key]
@@ -51,7 +51,7 @@ def attach_bodies(stage: Stage, *, emulate: bool = False) -> Stage:
     return stage
 
 
-def _rename_values(function: onnx.FunctionProto) -> None:
+def rename_values(function: onnx.FunctionProto) -> None:
     """Give the values inside a body names of their own.
 
     ONNX Runtime names the values of a body after op and value where it puts the body in a node's place. Names are then

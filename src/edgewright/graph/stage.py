@@ -57,7 +57,8 @@ class Stage:
     `cache` is the record of a quantized key/value cache.
     `vocabulary` is what the manifest says of a reduced vocabulary, empty for a full one. `outside` is the embedding
     table where it isn't in the graph. `fuse_linears` allows a lowering to join linears that read one input. `loop`,
-    of one step of a loop, is what lowering makes of it.
+    of one step of a loop, is what lowering makes of it. `config` is a language model's own, for dialects whose builders
+    read one.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Stage:
     outside: OutsideTable | None = None
     fuse_linears: bool = True
     loop: StepLoop | None = None
+    config: dict[str, Any] = field(default_factory=dict)
 
     def add_weight(self, weight: Weight, dtype: str = "float32") -> None:
         """Register `weight` with a plain float producer."""

@@ -156,6 +156,7 @@ def build_llm(source: Source, *, max_context: int | None = None, default_context
     if quantization is not None:
         notes = [f"quantized checkpoint: {quantization.method}", *quantization.notes, *notes, *_given_up(network)]
     stage = network.stage(max_context=context)
+    stage.config = dict(source.config)
     stage.notes += notes
     if context < limit:
         stage.notes.append(f"context bounded to {context} of the model's {limit} tokens")

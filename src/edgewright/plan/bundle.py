@@ -8,7 +8,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgewright.bundle import read_manifest
-from edgewright.bundle.manifest import Manifest
+from edgewright.bundle.manifest import Manifest, StageEntry
+from edgewright.contract import StageContract
 from edgewright.errors import BundleError
 from edgewright.files import inside
 from edgewright.formats import format_from_json
@@ -22,7 +23,13 @@ from edgewright.targets.platform import Platform
 from edgewright.targets.support import check_stored, family_of
 
 #: Bytes of a number in a cache of codes, and of one in float32, which all graphs of bundles compute in.
-_CODE, _FLOAT = 1, 4
+_CODE, FLOAT = 1, 4
+_CACHES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def cache_width(contract: StageContract) -> int:
+    """Return the bytes of a number in a stage's caches."""
+    return _CACHES.get(contract.kv_dtype, _CODE)
 
 
 class Bundle(Model):
@@ -40,22 +47,22 @@ class Bundle(Model):
             raise BundleError(f"{self.path.name} lacks the stages {', '.join(missing)}: build it again.")
         if policy is None and "capacity" not in self.contracts["llm"].bounds:
             raise BundleError(f"{self.path.name} doesn't say how many tokens it takes: build it again.")
-        self._stages = {name: self._stage(name, entry.graph) for name, entry in manifest.stages.items()}
+        self._stages = {name: self._stage(name, entry) for name, entry in manifest.stages.items()}
         cached = self.contracts["llm" if policy is None else "prefix"]
-        self.float_bytes = _FLOAT
-        self.cache_width = _FLOAT if cached.kv_dtype == "float32" else _CODE
+        self.float_bytes = FLOAT
+        self.cache_width = cache_width(cached)
         self.cut = PREFILL_CHUNK
         self._weights = _weight_bytes(manifest)
 
-    def _stage(self, name: str, graph: str) -> LoweredStage:
-        path = inside(self.path, graph)
+    def _stage(self, name: str, entry: StageEntry) -> LoweredStage:
+        path = inside(self.path, entry.graph)
         try:
             model = ir.load(path)
         except Exception as error:
             raise BundleError(
                 f"The graph of the stage {name} can't be read ({type(error).__name__}): build it again."
             ) from None
-        return LoweredStage(name, model, self.contracts[name])
+        return LoweredStage(name, model, entry.contract, entry.dialect)
 
     def count(self, stage: str, call: Call) -> Sequence[Work]:
         """Return the work of a run of the graph as it is shipped."""

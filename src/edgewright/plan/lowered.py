@@ -12,23 +12,30 @@ import onnx_ir as ir
 
 from edgewright.contract import StageContract
 from edgewright.errors import ModelError
+from edgewright.graph.builder import EW
 from edgewright.graph.rewrite import module_of
 from edgewright.plan.lowered_shapes import LOWERED
 from edgewright.plan.memory import Activations
 from edgewright.plan.shapes import STANDARD, Fact, Facts, View, initializer_fact, input_fact
+from edgewright.plan.whole import DIALECTS, MACS, SHAPES, cached_numbers
 from edgewright.plan.work import STAYS, Call, Work, visible
 
 _MICROSOFT = "com.microsoft"
 #: MatMulNBits' `accuracy_level` for inputs rounded to int8.
 _INT8_INPUTS = 4
 _LOOK_UPS = ("Gather", "GatherBlockQuantized")
+#: Where ops that turn queries and keys have their tables of cosines and sines, of which they read a row a position.
+_TURNED = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3), "Rope": (2, 3)}
+#: Semantic ops that look rows of their second input up.
+_TABLES = ("Embedding", "QuantEmbedding")
 
 
 class LoweredStage:
     """A stage of a bundle, its graph read without weights; raises ModelError where work can't be followed."""
 
-    def __init__(self, name: str, model: ir.Model, contract: StageContract) -> None:
+    def __init__(self, name: str, model: ir.Model, contract: StageContract, dialect: str = "onnxruntime") -> None:
         self._name, self._model, self.contract = name, model, contract
+        self._whole = dialect in DIALECTS
         graph = model.graph
         self._caches = {str(value.name) for value in graph.inputs if str(value.name).startswith(("past_", "prefix_"))}
         self._caches -= {"past_lengths", "prefix_mask"}
@@ -36,11 +43,11 @@ class LoweredStage:
 
     def count(self, call: Call) -> list[Work]:
         """Return the work of every node that does any, in graph order."""
-        return _Run(self._model, call, self._caches, self._kept).work
+        return _Run(self._model, call, self._caches, self._kept, whole=self._whole).work
 
     def activations(self, call: Call) -> Activations:
         """Return what is there at every node of a run; the values inside of bodies are left out."""
-        run = _Run(self._model, call, self._caches, self._kept)
+        run = _Run(self._model, call, self._caches, self._kept, whole=self._whole)
         nodes, facts, width = list(self._model.graph), run.facts, call.widths.activation
         last = {value: index for index, node in enumerate(nodes) for value in node.inputs if value is not None}
         outputs = [value for value in self._model.graph.outputs if value not in self._kept]
@@ -63,10 +70,14 @@ class LoweredStage:
 
 
 class _Run:
-    """One walk over a graph: shapes and work together, with the bodies of functions and loops."""
+    """One walk over a graph: shapes and work together, with the bodies of functions and loops.
 
-    def __init__(self, model: ir.Model, call: Call, caches: set[str], kept: set[ir.Value]) -> None:
+    `whole` tells that semantic ops which the graph has are run as they are.
+    """
+
+    def __init__(self, model: ir.Model, call: Call, caches: set[str], kept: set[ir.Value], *, whole: bool) -> None:
         self._model, self._call, self._cache_names, self._kept = model, call, caches, kept
+        self._whole = SHAPES if whole else {}
         self.facts: Facts = {}
         self.work: list[Work] = []
         self.scores: dict[ir.Node, tuple[int, int, bool]] = {}
@@ -89,7 +100,9 @@ class _Run:
 
     def _step(self, node: ir.Node, module: str, times: int) -> None:
         function = self._model.functions.get(node.op_identifier())
-        if function is not None:
+        if node.domain == EW and node.op_type in self._whole:
+            self._plain(node, module, times)
+        elif function is not None:
             self._body(node, function, module, times)
         elif node.op_type == "Scan" and not node.domain:
             self._scan(node, module, times)
@@ -101,6 +114,7 @@ class _Run:
     def _plain(self, node: ir.Node, module: str, times: int) -> None:
         rule = STANDARD.get(node.op_type) if not node.domain else None
         rule = LOWERED.get((node.domain, node.op_type), rule)
+        rule = self._whole.get(node.op_type) if node.domain == EW else rule
         if rule is None:
             raise ModelError(
                 f"The bundle's graph has {node.name} ({node.op_type}), whose work depends on data or isn't known: plan "
@@ -126,6 +140,9 @@ class _Run:
         return any(math.prod(self.facts[value].shape) for value in node.outputs if value in self.facts)
 
     def _macs(self, view: View) -> tuple[int, str]:
+        if view.node.domain == EW:
+            whole = MACS.get(view.node.op_type)
+            return (0, "float") if whole is None else whole(view, self._call.past)
         counter = _MACS.get(view.node.op_type)
         return (0, "float") if counter is None else counter(self, view)
 
@@ -135,21 +152,37 @@ class _Run:
         Small ones that several nodes share move once: they stay in a processor's cache.
         """
         held = {value: self._weights[value] for value in node.inputs if value in self._weights}
+        if node.domain == EW and node.op_type in _TABLES and node.inputs[1] in held:
+            rows = max(1, self.facts[node.inputs[1]].shape[0])
+            return sum(held.values()) * min(rows, math.prod(View(node, self.facts).shape(0))) // rows
         if node.op_type in _LOOK_UPS and node.inputs[0] in held and node.inputs[1] is not None:
             rows = max(1, self.facts[node.inputs[0]].shape[0])
             return sum(held.values()) * min(rows, math.prod(self.facts[node.inputs[1]].shape)) // rows
+        turned = [node.inputs[place] for place in _TURNED.get(node.op_type, ()) if place < len(node.inputs)]
+        for table in turned:
+            if table in held:
+                rows = max(1, self.facts[table].shape[0])
+                held[table] = held[table] * min(rows, self._positions(node)) // rows
         fresh = sum(size for value, size in held.items() if value.name not in self._read or size > STAYS)
         self._read |= {str(value.name) for value in held}
         return fresh
 
+    def _positions(self, node: ir.Node) -> int:
+        """Return the positions of what a node turns: `[batch, positions, ...]`, or with heads before the positions."""
+        assert node.inputs[0] is not None
+        shape = self.facts[node.inputs[0]].shape
+        return shape[0] * shape[2 if len(shape) == 4 else 1]
+
     def _cached(self, view: View) -> int:
         width, node = self._call.widths.cache, view.node
+        if node.domain == EW and node.op_type in self._whole:
+            return width * cached_numbers(view, self._call.past) if node.op_type == "Attention" else 0
         written = sum(math.prod(self.facts[v].shape) for v in node.outputs if v in self._kept and v in self.facts)
         if node.op_type == "GroupQueryAttention":
             batch, kv_heads, _, head_dim = view.shape(3)
             _, slots = visible(self._call.past, view.shape(0)[1], _window(view))
             return 2 * batch * kv_heads * head_dim * width * (slots + view.shape(0)[1])
-        read = {v for v in node.inputs if v in self._caches}
+        read = {v for v in node.inputs if v in self._caches} if node.op_type != "Shape" else set()
         moved = sum(math.prod(self.facts[v].shape) for v in read if v is not None)
         return width * (moved + (0 if read else written))
 

@@ -103,8 +103,8 @@ def input_fact(value: ir.Value, sizes: Mapping[str, int]) -> Fact:
     dims = _dims(value)
     if unknown := [d for d in dims if isinstance(d, str) and d not in sizes]:
         raise ModelError(
-            f"The input {value.name} depends on {', '.join(map(str, unknown))}, which the planner doesn't know: build "
-            "it again with this version of edgewright."
+            f"The input {value.name} depends on {', '.join(map(str, unknown))}, which the planner doesn't know: plan "
+            "the checkpoint that the bundle was made of."
         )
     return Fact(tuple(d if isinstance(d, int) else sizes[d] for d in dims))
 

@@ -24,7 +24,8 @@ from edgewright.quant.apply import quantize_stage
 from edgewright.quant.recipe import Recipe
 from edgewright.quantizer.candidates import Decision
 from edgewright.quantizer.plan import Target
-from edgewright.runtime.engine import session_options, zeros
+from edgewright.runtime.engine import zeros
+from edgewright.runtime.engines.onnxruntime import session_options
 
 #: Formats by module.
 Formats = Mapping[str, Format]

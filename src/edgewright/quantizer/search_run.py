@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from edgewright.checkpoint import Checkpoint
 from edgewright.errors import UsageError
-from edgewright.files import os_errors
+from edgewright.files import os_errors, scratch_folder
 from edgewright.formats import Array, FloatFormat, Format
 from edgewright.graph.writer import layout_size, plan_layout
 from edgewright.models import build_llm
@@ -85,7 +84,7 @@ def search(
     """
     with ExitStack() as stack:
         stack.enter_context(os_errors("the search's work"))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgewright-")))
+        folder = stack.enter_context(scratch_folder())
         if request.ray is not None:
             stack.enter_context(ray_cluster(request.ray))
         return _Search(checkpoint, rows, held_out, request, folder, progress, stack).run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +17,9 @@ from edgewright.checkpoint.tensor import DTYPES, StoredTensor
 from edgewright.errors import CheckpointError, OutputError
 from edgewright.files import cache_home, canonical_json, os_errors
 from edgewright.formats import Array, BlockFormat, LinearInput, Parts
+from edgewright.locks import try_lock
 from edgewright.quantizer.layer import Outcome
 from edgewright.quantizer.stream import Spool
-
-try:
-    import fcntl
-except ImportError:  # not on every system; then nothing guards against two runs of the same
-    fcntl = None  # type: ignore[assignment]
 
 _STATE = "state.json"
 #: How the temporary folders of float weights begin.
@@ -158,24 +153,13 @@ class Work:
 
 def _locked(folder: Path) -> IO[bytes]:
     """Make a folder and return its lock file, which is held until it is closed or the process ends."""
-    path = folder / "lock"
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-                return file
-        except BlockingIOError:
-            file.close()
-            raise OutputError(
-                f"Another run is making the same quantized checkpoint (its work is in {folder}): wait until it has "
-                "finished, or stop it; what it has done is taken up."
-            ) from None
-        except FileNotFoundError:
-            pass
-        file.close()  # it belonged to a folder that was just removed
+    lock = try_lock(folder / "lock")
+    if lock is None:
+        raise OutputError(
+            f"Another run is making the same quantized checkpoint (its work is in {folder}): wait until it has "
+            "finished, or stop it; what it has done is taken up."
+        )
+    return lock
 
 
 def _array(tensor: StoredTensor) -> Array:

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from edgewright.bundle import Manifest, StageEntry, opened_while_checked, read_manifest, this_machine
-from edgewright.bundle.settings import EngineSettings
+from edgewright.bundle import Manifest, StageEntry, opened_while_checked, read_manifest
 from edgewright.errors import BundleError, GenerationError, TemplateError, TokenizerError
 from edgewright.files import canonical_json, inside
 from edgewright.runtime.embedding import SIDECAR as EMBEDDING
 from edgewright.runtime.embedding import EmbeddingTable, Floats, embedding_of, embedding_width
 from edgewright.runtime.engine import Engine
 from edgewright.runtime.generation import Generation, Tables
+from edgewright.runtime.paired import open_llm
 from edgewright.runtime.prefix import load_prefix, save_prefix
 from edgewright.runtime.rawtable import Rows
 from edgewright.runtime.sampling import SamplingParams
@@ -34,7 +34,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """The `llm` stage of a bundle with its tokenizer and template. Make one with `LLM.load`."""
+    """The `llm` stage of a bundle (and its `prefill`) with tokenizer and template. Make one with `LLM.load`."""
 
     def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
         self.folder = folder
@@ -55,13 +55,11 @@ class LLM:
         folder = Path(bundle)
         manifest = read_manifest(folder)
         stage = llm_stage(manifest)
-        if stage.machine is not None:
-            stage.machine.require(this_machine())
-        settings = EngineSettings.from_json(stage.settings)
-        settings = settings.sharing() if share_cores else settings
-        model = inside(folder, stage.engine or stage.graph)
         engine = opened_while_checked(
-            folder, manifest, lambda: Engine(model, stage.contract, settings, threads=threads), check=check
+            folder,
+            manifest,
+            lambda: open_llm(folder, manifest, stage, threads=threads, share_cores=share_cores),
+            check=check,
         )
         llm = cls(folder, manifest, engine)
         _ = llm.vocabulary, llm.table  # damaged ones are refused now

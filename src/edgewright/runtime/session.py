@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgewright.errors import ContextOverflowError, GenerationError, TruncationError
 from edgewright.runtime.embedding import EmbeddingTable
-from edgewright.runtime.engine import Engine, array_dtype, zeros
+from edgewright.runtime.engine import Engine, Mirror, array_dtype, zeros
 from edgewright.runtime.history import History
 from edgewright.runtime.inputs import Inputs, Logits
 from edgewright.runtime.step import Array, Fed, Ids, Step, Tokens, integers
@@ -57,7 +57,8 @@ class Session:
         self.vocabulary = vocabulary
         self.max_context, self.vocab_size = self._inputs.max_context, self._inputs.vocab_size
         self._lengths = np.zeros(batch, dtype=np.int64)
-        self._kv = self._allocate(min(first_capacity, self.max_context))
+        fewest = contract.bounds.get("capacity", (1, 1))[0]
+        self._kv = self._allocate(max(fewest, min(first_capacity, self.max_context)))
         self._states = [zeros((batch, *state.shape), np.float32) for state in contract.state]
         self._spare = [zeros(array.shape, np.float32) for array in self._states]
         self._marks: list[tuple[Tokens, list[Array]]] = []
@@ -231,6 +232,8 @@ class Session:
             raise ContextOverflowError(f"The saved cache of {length} tokens exceeds the context of {self.max_context}.")
         self._reserve(length)
         self._clear(_ALL)
+        if self._kv and isinstance(self._engine, Mirror):
+            self._engine.overwritten(self._kv[0], self._lengths)
         for mine, other in zip(self._kv, cache, strict=False):
             mine[:, :, :length] = other
         for mine, other in zip(self._states, cache[len(self._kv) :], strict=True):

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from edgewright.contract import StageContract
 from edgewright.errors import GenerationError
 from edgewright.runtime.embedding import INPUT
-from edgewright.runtime.engine import Engine, share, zeros
+from edgewright.runtime.engine import Engine, zeros
 
 Array = npt.NDArray[np.generic]
 Tokens = npt.NDArray[np.int64]
@@ -45,35 +44,26 @@ class Step:
     ) -> None:
         self.tokens, self.totals = tokens, totals
         self._logits = np.empty((len(tokens), len(positions), vocab), dtype=np.float32)
-        self._engine, contract = engine, engine.contract
-        self._binding = engine.binding()
-        # The binding does not keep the arrays alive, so the values are kept here.
-        self._kept: list[ort.OrtValue] = []
-        self._input(INPUT if tokens.ndim == 3 else "input_ids", tokens)
-        self._input("past_lengths", lengths)
-        self._input("logit_positions", positions.astype(np.int64))
+        contract = engine.contract
+        inputs: dict[str, Array] = {
+            INPUT if tokens.ndim == 3 else "input_ids": tokens,
+            "past_lengths": lengths,
+            "logit_positions": positions.astype(np.int64),
+        }
+        outputs: dict[str, Array] = {"logits": self._logits}
         if contract.rope_switch is not None:
-            self._input("total_lengths", totals)
-        self._output("logits", self._logits)
+            inputs["total_lengths"] = totals
         self.fresh = [] if contract.kv_in_place else [zeros(cache.shape, cache.dtype) for cache in kv]
         for index, (past, present) in enumerate(_cache_names(contract)):
-            self._input(past, kv[index], contract.kv_dtype)
-            self._output(present, self.fresh[index] if self.fresh else kv[index], contract.kv_dtype)
+            inputs[past] = kv[index]
+            outputs[present] = self.fresh[index] if self.fresh else kv[index]
         for state, before, after in zip(contract.state, states, spare, strict=True):
-            self._input(state.past, before)
-            self._output(state.present, after)
-
-    def _input(self, name: str, array: Array, dtype: str | None = None) -> None:
-        self._kept.append(share(array, dtype))
-        self._binding.bind_ortvalue_input(name, self._kept[-1])
-
-    def _output(self, name: str, array: Array, dtype: str | None = None) -> None:
-        self._kept.append(share(array, dtype))
-        self._binding.bind_ortvalue_output(name, self._kept[-1])
+            inputs[state.past], outputs[state.present] = before, after
+        self._call = engine.bind(inputs, outputs)
 
     def run(self) -> npt.NDArray[np.float32]:
         """Run and return the bound logits `[rows, positions, vocab]`, which the next run overwrites."""
-        self._engine.run(self._binding)
+        self._call()
         return self._logits
 
 

@@ -8,8 +8,9 @@ back to `weights.bin`; only what it made anew (folded constants) is kept, in `en
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import onnx
 import onnxruntime as ort
@@ -21,7 +22,11 @@ from edgewright.contract import StageContract
 from edgewright.errors import UnsupportedFormatError, first_line
 from edgewright.files import require_space
 from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE
+from edgewright.targets.backend import StageWork
 from edgewright.targets.signed import sign_weights, takes_signed
+
+if TYPE_CHECKING:
+    from edgewright.targets.platform import Platform
 
 ENGINE_FILE = "engine.onnx"
 _EXTRA_FILE = "engine.bin"
@@ -48,10 +53,31 @@ def settings_for(dialect: str, *, half_weights: bool) -> EngineSettings:
     return EngineSettings("disabled") if final else EngineSettings("all", config=_CONFIG)
 
 
+class CpuBackend:
+    """ONNX Runtime's CPU provider."""
+
+    name = "cpu"
+    dialect = "onnxruntime"
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def require(self, platform: Platform | None, options: Mapping[str, str]) -> None:
+        """Everything goes."""
+
+    def compile(self, work: StageWork) -> StageEntry:
+        """Compile a stage; peak memory is ONNX Runtime's own for one load. See `Backend.compile`."""
+        return compile_stage(work.folder, work.prefix, work.contract, half_weights=work.half_weights)
+
+    def stand_in(self, root: Path, entry: StageEntry, threads: int | None) -> None:
+        """Return None: the engine runs here."""
+
+
+BACKEND = CpuBackend()
+
+
 def compile_stage(folder: Path, prefix: str, contract: StageContract, *, half_weights: bool) -> StageEntry:
     """Compile the stage written in `folder`; returns its manifest entry with paths below `prefix`.
 
-    Peak memory is ONNX Runtime's own for one load. Raises UnsupportedFormatError when it refuses the graph.
+    Raises UnsupportedFormatError when ONNX Runtime refuses the graph.
     """
     settings = settings_for("onnxruntime", half_weights=half_weights)
     options = ort.SessionOptions()

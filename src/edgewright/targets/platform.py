@@ -1,13 +1,13 @@
 """Platforms as data: one YAML file each, with memory, bandwidth, peaks, formats, and where each number comes from.
 
 Files ship in `platforms/`. A user adds one as a file of its own, or in a folder: the one that the environment variable
-EDGEWRIGHT_PLATFORMS names, or `edgewright/platforms` among the user's configuration. A user's file goes before a
-shipped one of the same name.
+EDGEWRIGHT_PLATFORMS names, or `edgewright/platforms` among the user's configuration. Installed packages bring theirs as
+modules with files beside them, under the entry point group `edgewright.platforms`. A user's file goes before a
+package's of the same name, and that before a shipped one.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from types import ModuleType
 
-from edgewright.errors import PlatformError, UsageError
+from edgewright.errors import PlatformError, PluginError, UsageError
 from edgewright.formats import ACTIVATIONS
 from edgewright.nodes import Node, read_yaml, shown
+from edgewright.plugins import PLATFORMS, load_plugin, nearest, package_of, plugin_names
 
 #: The environment variable that names a folder of platform files.
 FOLDER_VARIABLE = "EDGEWRIGHT_PLATFORMS"
@@ -35,8 +37,9 @@ FLOATS = ("float32", "float16", "bfloat16")
 PEAKS = (*FLOATS, "int8", "int4", "fp8", "nvfp4")
 _KEYS = (
     "title", "aliases", "this_machine", "memory_bytes", "bandwidth_bytes_per_s", "peak_ops_per_s", "float", "weights",
-    "activations", "caches", "compiler", "engine", "sources", "notes",
+    "activations", "caches", "compiler", "engine", "compute_capability", "sources", "notes",
 )  # fmt: skip
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
 _ALIASES = re.compile(r"^aliases: \[(.*)\]$", re.MULTILINE)
 _MOST_BYTES = 1 << 16
@@ -57,7 +60,7 @@ class Platform:
 
     `memory_bytes` is all there is, of which the system takes a part. `peak_ops_per_s` are dense operations a second by
     dtype, a multiply-add being two. `float` is the float type it computes with. `weights`, `activations` and `caches`
-    are families of formats; floats always go.
+    are families of formats; floats always go. `compute_capability` is that of an NVIDIA GPU, such as "8.9".
     """
 
     name: str
@@ -71,6 +74,7 @@ class Platform:
     caches: frozenset[str]
     compiler: str | None = None
     engine: str | None = None
+    compute_capability: str | None = None
     aliases: tuple[str, ...] = ()
     this_machine: bool = False
     sources: dict[str, Source] = field(default_factory=dict)
@@ -98,10 +102,9 @@ def find_platform(name: str) -> Platform:
     if name in known:
         return _read(known[name])
     every = list(dict.fromkeys([*(_stem(file.name) for file in files), *known]))
-    begun = [other for other in every if len(name) > 1 and other.startswith(name)]
-    near = (begun or difflib.get_close_matches(name, every, n=3, cutoff=0.5))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(platform_names())}."
-    raise UsageError(f"The platform {shown(name)} is unknown; {hint} A file of its own goes with --platform-file.")
+    raise UsageError(
+        f"The platform {shown(name)} is unknown; {nearest(name, every)} A file of its own goes with --platform-file."
+    )
 
 
 def read_platform(path: Path) -> Platform:
@@ -126,7 +129,18 @@ def _files() -> Iterator[Traversable]:
     own = Path(base) / "edgewright" / "platforms"
     if own.is_dir():
         yield from _listed(own)
+    for name in plugin_names(PLATFORMS):
+        yield from _listed(_brought(name))
     yield from _listed(resources.files("edgewright.targets") / "platforms")
+
+
+def _brought(name: str) -> Traversable:
+    module = load_plugin(PLATFORMS, name)
+    if not isinstance(module, ModuleType):
+        raise PluginError(
+            f"The platforms {name} of the package {package_of(PLATFORMS, name)} are no module with files: update it."
+        )
+    return resources.files(module)
 
 
 def _listed(folder: Traversable) -> list[Traversable]:
@@ -201,6 +215,7 @@ def _platform(name: str, top: Node) -> Platform:
         **{key: frozenset(_words(keys[key], key, known)) for key, known in _FORMATS.items()},
         compiler=_optional(keys.get("compiler"), "compiler"),
         engine=_optional(keys.get("engine"), "engine"),
+        compute_capability=_capability(keys.get("compute_capability")),
         aliases=_own_aliases(keys.get("aliases")),
         this_machine=keys["this_machine"].truth("this_machine") if "this_machine" in keys else False,
         sources=sources,
@@ -217,6 +232,15 @@ def _number(node: Node, what: str, low: float, high: float) -> float | None:
 
 def _optional(node: Node | None, what: str) -> str | None:
     return None if node is None or node.value is None else node.text(what, 80)
+
+
+def _capability(node: Node | None) -> str | None:
+    if node is None or node.value is None:
+        return None
+    text = node.text("compute_capability (in quotes)", 5)
+    if not _CAPABILITY.fullmatch(text):
+        raise node.wrong(f'the compute_capability {shown(text)} isn\'t such as "8.9".')
+    return text
 
 
 def _words(node: Node, what: str, known: tuple[str, ...]) -> list[str]:

@@ -8,12 +8,13 @@ from edgewright.bundle import MANIFEST, check_files, read_manifest
 from edgewright.checkpoint import Checkpoint, open_checkpoint
 from edgewright.errors import CheckpointError, GoldenError, ModelError, UsageError
 from edgewright.progress import SILENT, Progress
-from edgewright.runtime.llm import LLM, llm_stage
+from edgewright.runtime.llm import llm_stage
 from edgewright.verify.bundles import compare_bundles
 from edgewright.verify.golden import Golden, is_golden, read_golden
 from edgewright.verify.live import verify_live
 from edgewright.verify.metrics import compare, pool
 from edgewright.verify.report import LogitsReport, Report
+from edgewright.verify.running import load_llm
 from edgewright.verify.thresholds import CACHE_QUALITY, GOLDEN, with_cache
 from edgewright.verify.verifier import coarsest_of, run_script, verify_bundle
 
@@ -84,7 +85,7 @@ def compare_golden(
     with progress.step("check files"):
         check_files(root, manifest)
     entry = llm_stage(manifest)
-    llm = LLM.load(root, threads=threads, check=False)
+    llm, _ = load_llm(root, threads)
     vocab, context = int(manifest.model["vocab_size"]), llm.max_context
     if vocab != golden.vocab:
         raise GoldenError(f"The golden has a vocabulary of {golden.vocab} tokens and the bundle of {vocab}.")

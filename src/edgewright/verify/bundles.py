@@ -25,6 +25,7 @@ from edgewright.verify.locate import Locator
 from edgewright.verify.metrics import Logits
 from edgewright.verify.replay import Beside
 from edgewright.verify.report import Localisation, Report
+from edgewright.verify.running import load_llm
 from edgewright.verify.scenarios import Scenario
 from edgewright.verify.semantic import Op, Semantic
 from edgewright.verify.thresholds import CACHE_QUALITY, QUALITY, coarser, with_cache
@@ -47,7 +48,7 @@ def compare_bundles(root: Path, other: Path, *, threads: int | None = None, prog
     if difference := difference_of(*manifests):
         raise BundleError(f"The bundles can't be compared: {difference}.")
     format_ = coarser([coarsest_of(manifest) for manifest in manifests])
-    llms = [LLM.load(folder, threads=threads, check=False) for folder in (root, other)]
+    llms = [load_llm(folder, threads)[0] for folder in (root, other)]
     scripts = scripts_for(llms[0])
     failures: list[str] = []
     logits: list[dict[str, Logits]] = []

@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.errors import BundleError, first_line
-from edgewright.runtime.engine import session_options, share
+from edgewright.runtime.engines.onnxruntime import session_options, share
 
 Array = npt.NDArray[Any]
 

@@ -14,27 +14,38 @@ from edgewright.verify.cause import Cause
 from edgewright.verify.causes import explain
 from edgewright.verify.graphs import Graph
 from edgewright.verify.locate import Check, Divergence, Locator, layer_of
+from edgewright.verify.reference import LEFT_OUT
 from edgewright.verify.report import Localisation
 from edgewright.verify.semantic import Op, Semantic
 from edgewright.verify.tensors import TensorPair, tensor_cause
 
+ONNX_RUNTIME = "onnxruntime"
 Wrong = Callable[[str], TensorPair | None]
+#: How the graph of another engine is run: constants that are folded would be all weights, decoded to float32.
+_UNFOLDED = EngineSettings("basic", config={"optimization.disable_specified_optimizers": LEFT_OUT})
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """The folder of a bundle and its stage: the engine where there is one, else the graph, is what runs."""
+    """The folder of a bundle and its stage."""
 
     root: Path
     entry: StageEntry
 
     def running(self) -> Graph:
-        """Return the graph that runs."""
-        return self.graph(self.entry.engine or self.entry.graph)
+        """Return the graph that runs; of an engine that ONNX Runtime can't look into, the graph it was made of."""
+        return self.graph(self.compiled or self.entry.graph)
+
+    @property
+    def compiled(self) -> str | None:
+        """The engine's file, where ONNX Runtime can run it with taps."""
+        return self.entry.engine if self.entry.runtime == ONNX_RUNTIME else None
 
     def graph(self, name: str) -> Graph:
         """Return one of the stage's graphs."""
-        return Graph(inside(self.root, name), EngineSettings.from_json(self.entry.settings))
+        given = self.entry.settings
+        settings = EngineSettings.from_json(given) if self.entry.runtime == ONNX_RUNTIME else _UNFOLDED
+        return Graph(inside(self.root, name), settings)
 
 
 def describe(
@@ -49,11 +60,11 @@ def describe(
     entry, notes = candidate.entry, []
     if all(locator.taps[check.value].name == INPUT for check in found.failed):
         origin = SIDECAR
-    elif origin is None and entry.engine is not None:
+    elif origin is None and candidate.compiled is not None:
         if locator.differs_in(found, candidate.graph(entry.graph)):
             notes.append("the graph that was compiled has the fault already")
         else:
-            origin = entry.engine
+            origin = candidate.compiled
             notes.append("the graph is right: compiling it brought the fault in")
     origin = origin or entry.graph
     return localisation_of(found, cause, tried, Path(origin).name, notes)

@@ -9,7 +9,6 @@ is on, in float32, against the graphs without any. `actions`: the bundle as a ro
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,9 +19,9 @@ from edgewright._version import __version__
 from edgewright.bundle import check_files, read_manifest
 from edgewright.bundle.manifest import Manifest
 from edgewright.checkpoint.policy import PolicyCheckpoint
-from edgewright.dialects import LOWERINGS
+from edgewright.dialects import find_lowering
 from edgewright.errors import BundleError
-from edgewright.files import inside
+from edgewright.files import inside, scratch_folder
 from edgewright.formats import FloatFormat, format_from_json
 from edgewright.graph import Stage
 from edgewright.graph.outside import take_table_outside
@@ -137,7 +136,7 @@ class _PolicyVerification:
             quantize_stage(stage, _recipe_of(self._manifest, name), requantize=True)
             if name == "prefix" and "embedding" in self._manifest.model:
                 take_table_outside(stage)
-            lowered[name] = LOWERINGS[self._manifest.stages[name].dialect](stage)
+            lowered[name] = find_lowering(self._manifest.stages[name].dialect)(stage)
         return lowered, made.schedule, codes
 
     def _float(self, features: Mapping[str, Any]) -> dict[str, Stage]:
@@ -174,8 +173,8 @@ def _scratch_beside(root: Path) -> Iterator[Path]:
     """Give a folder on the disk that the bundle is on, which has space for one, or else where temporary files are."""
     beside = root.resolve().parent
     place = beside if os.access(beside, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix=".edgewright-verify-", dir=place) as folder:
-        yield Path(folder)
+    with scratch_folder(place) as folder:
+        yield folder
 
 
 def _recipe_of(manifest: Manifest, stage: str) -> Recipe:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from edgewright.bundle.manifest import Manifest
-from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint.policy import PolicyCheckpoint
 from edgewright.errors import EdgewrightError, GenerationError, TokenizerError
 from edgewright.files import inside
@@ -23,10 +22,9 @@ from edgewright.runtime.engine import Engine
 from edgewright.runtime.policy.loop import Features, Loop
 from edgewright.runtime.policy.numbers import robot_actions
 from edgewright.runtime.policy.observation import Prepared, prepare
-from edgewright.runtime.policy.policy import Policy
 from edgewright.runtime.policy.prompt import load_tokenizer
 from edgewright.runtime.policy.schedule import FixedSchedule
-from edgewright.runtime.policy.stages import STAGES, EngineStage, Runs
+from edgewright.runtime.policy.stages import STAGES
 from edgewright.runtime.policy.table import TableStage
 from edgewright.verify.memory import Memory
 from edgewright.verify.policy_cache import SATURATED, CodedStage, PrefixCodes
@@ -34,6 +32,7 @@ from edgewright.verify.policy_inputs import noise_of, seeded_steps, synthetic
 from edgewright.verify.policy_reference import Call, FloatStage, SharedStage, Slot, run_once
 from edgewright.verify.policy_report import EXACT, Array, Bound, Gap, GapsReport, gap
 from edgewright.verify.report import Level
+from edgewright.verify.running import load_policy, open_stage
 
 #: Which stages a feature changes; those that aren't named leave the graphs alone.
 _CHANGED: Mapping[str, tuple[str, ...]] = {
@@ -137,7 +136,7 @@ class PolicyLevels:
         """Run the bundle as a robot would, once; returns an infinite gap where it doesn't, or gives no actions."""
         broken = Gap(float("inf"), 0.0, float("inf"))
         try:
-            actions = Policy.load(self._root, threads=self._threads, check=False).infer(seen).actions
+            actions = load_policy(self._root, self._threads)[0].infer(seen).actions
         except EdgewrightError as error:
             return {f"the bundle does not run: {error}": broken}
         if actions.shape != (self._spec.horizon, self._spec.action_dim) or not np.isfinite(actions).all():
@@ -193,18 +192,15 @@ class PolicyLevels:
         features: Features | None = None,
     ) -> Array:
         """Run the flow from noise to actions as the checkpoint's spec says it."""
-        runs: dict[str, Runs] = {name: SharedStage(name, stages[name], slot) for name in STAGES}
+        runs: dict[str, Engine] = {name: SharedStage(name, stages[name], slot) for name in STAGES}
         fed = features or Features(compact=False)
         schedule = None
         if fed.table or fed.whole:
             schedule = FixedSchedule.of(self._spec.schedule, self._spec.steps, zero_row=not fed.whole)
         return Loop(self._spec, runs, fed, schedule).run(prepared, noise).actions
 
-    def _engine(self, name: str) -> Runs:
-        entry = self._manifest.stages[name]
-        path = inside(self._root, entry.engine or entry.graph)
-        settings = EngineSettings.from_json(entry.settings)
-        stage: Runs = EngineStage(Engine(path, entry.contract, settings, threads=self._threads))
+    def _engine(self, name: str) -> Engine:
+        stage, _ = open_stage(self._root, self._manifest, name, self._threads)
         table = embedding_of(self._root, self._manifest, "prefix") if name == "prefix" else None
         stage = stage if table is None else TableStage(stage, table)
         return stage if self._codes is None or name == "vision" else CodedStage(stage, self._codes)
@@ -212,7 +208,7 @@ class PolicyLevels:
     def _stages(self, calls: Mapping[str, Sequence[Call]], wanted: Array) -> GapsReport:
         """Compare each engine on the reference's own inputs."""
         gaps: dict[str, Gap] = {}
-        engine: Runs | None = None
+        engine: Engine | None = None
         for name in STAGES:
             try:
                 engine = self._engine(name)
@@ -236,7 +232,7 @@ class PolicyLevels:
         figures = {name: float(f"{share:.4g}") for name, share in shares.items()}
         return GapsReport(self._bound, gaps, more={"saturated": figures}, apart=apart)
 
-    def _denoise(self, engine: Runs, calls: Sequence[Call], wanted: Array | None) -> dict[str, Gap]:
+    def _denoise(self, engine: Engine, calls: Sequence[Call], wanted: Array | None) -> dict[str, Gap]:
         """Compare the velocity at the first, a middle and the last time, or the whole loop's actions."""
         taken = {tensor.name for tensor in engine.contract.inputs}
         if "noise" in taken and wanted is not None:
@@ -305,7 +301,7 @@ class PolicyLevels:
             [robot_actions(self._spec, self._statistics, w, p.raw_state) for w, p in zip(wanted, prepared, strict=True)]
         )
         try:
-            policy = Policy.load(self._root, threads=self._threads, check=False)
+            policy, unchecked = load_policy(self._root, self._threads)
             chunks = [policy.infer(one, start) for one, start in zip(seen, noise, strict=True)]
         except EdgewrightError as error:
             broken = Gap(float("inf"), 0.0, float("inf"))
@@ -313,10 +309,10 @@ class PolicyLevels:
         mine = np.stack([chunk.normalized[:, :size] for chunk in chunks])
         given = np.stack([chunk.actions for chunk in chunks])
         gaps = {"normalized": gap(mine, theirs), "real units": _per_range(given, real)}
-        return GapsReport(self._bound, gaps, more={"dimensions": _dimensions(mine, theirs, given, real)})
+        return GapsReport(self._bound, gaps, unchecked, more={"dimensions": _dimensions(mine, theirs, given, real)})
 
 
-def _one(engine: Runs, calls: Sequence[Call]) -> dict[str, Gap]:
+def _one(engine: Engine, calls: Sequence[Call]) -> dict[str, Gap]:
     """Compare all outputs of a stage's only call."""
     (call,) = calls
     taken = [tensor.name for tensor in engine.contract.inputs]

@@ -16,7 +16,7 @@ from edgewright.formats.cache import KVFormat
 from edgewright.graph import Stage
 from edgewright.quant.kv import cache_record, calibrated_cache
 from edgewright.quant.prefix_kv import KEY, prefix_layers, quantize_prefix
-from edgewright.runtime.policy.stages import Runs
+from edgewright.runtime.engine import Engine
 from edgewright.verify.policy_report import Array
 
 #: Largest share of a tensor's numbers that may be beyond its largest code: scales are for what the data showed, and
@@ -77,7 +77,7 @@ def hand_over(stages: Mapping[str, Stage], checkpoint: PolicyCheckpoint) -> Pref
 class CodedStage:
     """A stage that gives or takes codes, used by one that has floats."""
 
-    def __init__(self, stage: Runs, codes: PrefixCodes) -> None:
+    def __init__(self, stage: Engine, codes: PrefixCodes) -> None:
         self._stage, self._codes = stage, codes
         contract = stage.contract
         self._contract = dataclasses.replace(

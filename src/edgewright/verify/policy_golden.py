@@ -25,6 +25,7 @@ from edgewright.runtime.policy.spec import PolicySpec
 from edgewright.verify.policy import bound_of
 from edgewright.verify.policy_manifest import checked
 from edgewright.verify.policy_report import Array, Gap, GapsReport, gap
+from edgewright.verify.running import load_policy
 
 DESCRIPTION, TENSORS = "golden.json", "golden.safetensors"
 #: openpi's names of image slots, by which its goldens call cameras whatever the policy calls them.
@@ -121,7 +122,7 @@ def compare_policy_golden(
     manifest = checked(read_manifest(root))
     with progress.step("check files"):
         check_files(root, manifest)
-    policy = Policy.load(root, threads=threads, check=False)
+    policy, _ = load_policy(root, threads)
     features = Features.from_json(manifest.model.get("features", {}))
     fixed = policy.spec.steps if features.table or features.whole else None
     gaps: dict[str, Gap] = {}

@@ -11,13 +11,13 @@ import numpy as np
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
-from edgewright.dialects import LOWERINGS, portable
+from edgewright.dialects import find_lowering, portable
 from edgewright.files import require_space
 from edgewright.graph import Stage
 from edgewright.graph.writer import MODEL_FILE, layout_size, plan_layout, write_stage
 from edgewright.progress import Advance
 from edgewright.runtime.engine import Engine
-from edgewright.runtime.policy.stages import EngineStage
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.verify.policy_report import Array
 from edgewright.verify.reference import LEFT_OUT
 
@@ -42,7 +42,7 @@ class FloatStage:
     def __post_init__(self) -> None:
         """Lower it, which makes its contract final."""
         portably = self.dialect == "portable"
-        lowered = portable.lower(self.stage, emulate=True) if portably else LOWERINGS[self.dialect](self.stage)
+        lowered = portable.lower(self.stage, emulate=True) if portably else find_lowering(self.dialect)(self.stage)
         self.stage = lowered
 
     @property
@@ -58,7 +58,7 @@ class FloatStage:
             require_space(self.folder, self.nbytes, "The reference")
             write_stage(self.stage, self.folder, progress=advance)
             self.written = True
-        return Engine(
+        return OnnxRuntimeEngine(
             self.folder / MODEL_FILE, self.stage.contract, EngineSettings("all", config=config), threads=threads
         )
 
@@ -103,7 +103,7 @@ class SharedStage:
         def run() -> None:
             engine = self._slot.engine(self._stage)
             if not bound or bound[0][0] is not engine:
-                bound[:] = [(engine, EngineStage(engine).bind(inputs, outputs))]
+                bound[:] = [(engine, engine.bind(inputs, outputs))]
             given = self._copied(inputs) if self._slot.calls is not None else {}
             bound[0][1]()
             if self._slot.calls is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import onnx_ir as ir
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.dialects import portable
-from edgewright.files import os_errors
+from edgewright.files import os_errors, scratch_folder
 from edgewright.graph import Stage
 from edgewright.graph.builder import EW, make_node
 from edgewright.graph.rewrite import module_of, replace
@@ -20,6 +19,7 @@ from edgewright.ops.decode import DECODE, DECODE_ROWS
 from edgewright.ops.quantized import DEQUANTIZE, QUANT_EMBEDDING, QUANT_LINEAR
 from edgewright.progress import Advance
 from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgewright.verify.graphs import Graph
 from edgewright.verify.semantic import Semantic
 from edgewright.verify.shipped import Leaf, ShippedWeight, Tensors
@@ -43,7 +43,7 @@ class Reference:
 
     def engine(self, threads: int | None) -> Engine:
         """Load it."""
-        return Engine(self.path, self.contract, self.settings, threads=threads)
+        return OnnxRuntimeEngine(self.path, self.contract, self.settings, threads=threads)
 
     def graph(self) -> Graph:
         """Read its graph, to be cut."""
@@ -53,8 +53,8 @@ class Reference:
 @contextmanager
 def reference_of(stage: Stage, advance: Advance) -> Iterator[Reference]:
     """Write `stage` (semantic, float) to a temporary folder; it is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="edgewright-") as folder, os_errors("the reference graph"):
-        yield Reference(stage, Path(folder), advance)
+    with scratch_folder() as folder, os_errors("the reference graph"):
+        yield Reference(stage, folder, advance)
 
 
 def use_shipped_weights(stage: Stage, found: dict[str, Leaf], tensors: Tensors) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,9 @@ import onnxruntime as ort
 from edgewright.contract import StageContract
 from edgewright.errors import GenerationError, first_line
 from edgewright.runtime.embedding import INPUT, EmbeddingTable
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engines.onnxruntime import share
 from edgewright.runtime.session import Session
-from edgewright.verify.graphs import Array, to_array, to_value
+from edgewright.verify.graphs import Array, to_array
 from edgewright.verify.scenarios import Scenario
 
 
@@ -32,23 +32,6 @@ class Call:
     def tokens(self) -> int:
         """Tokens fed to each sequence."""
         return int(self.feeds["input_ids"].shape[1])
-
-
-class _Binding:
-    """Stands in for an IOBinding and remembers what is bound."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self.real = session.io_binding()
-        self.inputs: dict[str, ort.OrtValue] = {}
-        self.outputs: dict[str, ort.OrtValue] = {}
-
-    def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
-        self.inputs[name] = value
-        self.real.bind_ortvalue_input(name, value)
-
-    def bind_ortvalue_output(self, name: str, value: ort.OrtValue) -> None:
-        self.outputs[name] = value
-        self.real.bind_ortvalue_output(name, value)
 
 
 @dataclass(frozen=True)
@@ -94,33 +77,35 @@ class TappedEngine:
         self._outputs = [value.name for value in session.get_outputs()]
         self.calls: list[Call] = []
 
-    def binding(self) -> _Binding:
-        """Return a new, empty binding."""
-        return _Binding(self.session)
+    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """Return a function that runs once with everything bound, and keeps inputs and outputs."""
+        return lambda: self._run(inputs, outputs)
 
-    def run(self, binding: Any) -> None:
-        """Run once with everything bound, and keep inputs and outputs."""
-        feeds = {name: to_array(value).copy() for name, value in binding.inputs.items()}
+    def _run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        binding = self.session.io_binding()
+        kinds = {tensor.name: tensor.dtype for tensor in (*self.contract.inputs, *self.contract.outputs)}
+        fed, given = ({n: share(a, kinds.get(n)) for n, a in arrays.items()} for arrays in (inputs, outputs))
+        for name, value in fed.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in given.items():
+            binding.bind_ortvalue_output(name, value)
+        taps = [name for name in self._outputs if name not in given]
+        for name in taps:
+            binding.bind_output(name, "cpu")
+        feeds = {name: to_array(value).copy() for name, value in fed.items()}
         if self.table is not None:
             assert self.table.ids is not None
             feeds["input_ids"] = self.table.ids
-        taps = [name for name in self._outputs if name not in binding.outputs]
-        for name in taps:
-            binding.real.bind_output(name, "cpu")
         try:
-            self.session.run_with_iobinding(binding.real)
+            self.session.run_with_iobinding(binding)
         except Exception as error:
             raise GenerationError(f"The engine failed ({first_line(error)}).") from None
-        given = dict(zip(self._bound(binding, taps), binding.real.get_outputs(), strict=True))
-        values = {name: to_array(value).copy() for name, value in given.items()}
+        made = dict(zip([*given, *taps], binding.get_outputs(), strict=True))
+        values = {name: to_array(value).copy() for name, value in made.items()}
         if INPUT in feeds:
             values[INPUT] = feeds[INPUT]
         starts = feeds["past_lengths"].astype(np.int64)
         self.calls.append(Call(_phase(feeds), starts, feeds, values))
-
-    def _bound(self, binding: _Binding, taps: list[str]) -> list[str]:
-        """Return the names of the bound outputs in the order the binding gives them."""
-        return [*binding.outputs, *taps]
 
 
 def _phase(feeds: dict[str, Array]) -> str:
@@ -133,16 +118,12 @@ def once(session: ort.InferenceSession, contract: StageContract, call: Call) -> 
     """Run a call again on another graph, with the same inputs and caches."""
     taken = {value.name for value in session.get_inputs()}
     engine = TappedEngine(session, contract, _Table(None, call.feeds["input_ids"]) if INPUT in taken else None)
-    binding = engine.binding()
-    arrays = {name: a.copy() for name, a in call.feeds.items() if name in taken}  # kept alive by this name
-    shared = {name: to_value(array) for name, array in arrays.items()}
-    for name, value in shared.items():
-        binding.bind_ortvalue_input(name, value)
+    arrays = {name: a.copy() for name, a in call.feeds.items() if name in taken}
+    outputs: dict[str, Array] = {}
     if contract.kv_in_place:
         for layer in contract.kv:
-            for past, present in ((layer.past_key, layer.present_key), (layer.past_value, layer.present_value)):
-                binding.bind_ortvalue_output(present, shared[past])
-    engine.run(binding)
+            outputs |= {layer.present_key: arrays[layer.past_key], layer.present_value: arrays[layer.past_value]}
+    engine.bind(arrays, outputs)()
     return engine.calls[0]
 
 
@@ -152,7 +133,7 @@ def replay(engine: TappedEngine, scenario: Scenario) -> Iterator[Call]:
     A scenario ends where the graph fails.
     """
     table = cast(EmbeddingTable | None, engine.table)
-    session = Session(cast(Engine, engine), batch=len(scenario.sequences), table=table)
+    session = Session(engine, batch=len(scenario.sequences), table=table)
     for step in scenario.steps:
         try:
             replace(step, compared=True).feed(session)

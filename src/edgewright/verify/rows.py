@@ -41,7 +41,8 @@ def row_errors(given: Array, wanted: Array, *, mean: bool) -> Array:
         if mean:
             error, scale = (np.sqrt(np.einsum("brn,brn->br", a, a) / a.shape[2]) for a in (difference, size))
         else:
-            error, scale = (np.maximum(a.max(axis=2), -a.min(axis=2)) for a in (difference, size))
+            # Adding 0 keeps the largest of nothing but zeros from being a negative one.
+            error, scale = (np.maximum(a.max(axis=2), -a.min(axis=2)) + 0 for a in (difference, size))
         floor = max(float(scale[np.isfinite(scale)].max(initial=0.0)) * 1e-3, 1e-30)
         result = (error / np.maximum(scale, floor)).astype(np.float64)
     return np.where(np.isfinite(result), result, np.inf)

@@ -21,6 +21,7 @@ from edgewright.graph.weights import StackedProducer
 from edgewright.graph.writer import unique_producers
 from edgewright.runtime.embedding import SIDECAR, TENSORS, read_places
 from edgewright.verify.decode import decode_parts
+from edgewright.verify.packed import PackedPart, packed_parts
 
 #: The file of an embedding table beside the graph.
 TABLE = f"sidecars/{SIDECAR}"
@@ -31,13 +32,14 @@ class Leaf:
     """One weight as it was written: its producer, and for each of its tensors the file tensor and first row.
 
     `step` is the distance of its rows in the file: more than 1 where they alternate with another weight's. `file` is
-    the file of a table beside the graph.
+    the file of a table beside the graph. A weight in another order has `packed`, which reads its parts.
     """
 
     producer: Producer
     places: tuple[tuple[TensorSpec, str, int], ...]
     step: int = 1
     file: str = ""
+    packed: PackedPart | None = None
 
     @property
     def name(self) -> str:
@@ -48,6 +50,13 @@ class Leaf:
 def leaves(stage: Stage) -> Iterator[Leaf]:
     """Yield the single weights of a lowered stage, stacked and interleaved ones taken apart; a table beside it last."""
     for producer in unique_producers(stage):
+        packed = [
+            Leaf(part.inner, tuple((spec, spec.name, 0) for spec in part.shipped), packed=part)
+            for part in packed_parts(producer)
+        ]
+        if packed:
+            yield from packed
+            continue
         if isinstance(producer, InterleavedProducer):
             for first, part in enumerate(producer.parts):
                 specs = zip(part.specs, producer.specs, strict=True)
@@ -164,6 +173,11 @@ class ShippedTensors:
 
     def leaf_rows(self, leaf: Leaf, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Return the rows of each of a leaf's tensors; smaller ones have their share or all of it."""
+        if leaf.packed is not None:
+            try:
+                return leaf.packed.unpack(self._bytes, start, stop)
+            except (ValueError, IndexError):
+                raise BundleError(f"The bundle's {leaf.name} is shorter than its weight: it is damaged.") from None
         return tuple(
             self.rows(spec, name, first, *part_rows(leaf.producer, spec, start, stop), leaf.step)
             for spec, name, first in leaf.places
@@ -172,7 +186,8 @@ class ShippedTensors:
 
 def decode(leaf: Leaf, arrays: tuple[np.ndarray, ...], fmt: BlockFormat, width: int) -> np.ndarray:
     """Return float32 `[rows, width]` of a leaf's parts."""
-    kinds = [spec.name.rsplit(".", 1)[-1] for spec, _, _ in leaf.places]
+    specs = leaf.producer.specs if leaf.packed is not None else [spec for spec, _, _ in leaf.places]
+    kinds = [spec.name.rsplit(".", 1)[-1] for spec in specs]
     return decode_parts(dict(zip(kinds, arrays, strict=True)), fmt, width)
 
 

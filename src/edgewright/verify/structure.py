@@ -5,7 +5,6 @@ What no scenario is long enough to show, a window of thousands of tokens, still 
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgewright.files import os_errors
+from edgewright.files import os_errors, scratch_folder
 from edgewright.graph import Stage
 from edgewright.graph.writer import MODEL_FILE, plan_layout, write_graph
 from edgewright.verify.cause import Cause
@@ -66,9 +65,9 @@ class GraphReport:
 
 def check_graph(lowered: Stage, shipped: Path) -> GraphReport | None:
     """Compare the graph of a stage that was lowered anew with a file; None when they are the same."""
-    with tempfile.TemporaryDirectory(prefix="edgewright-") as folder, os_errors("the graph to compare with"):
-        write_graph(lowered, plan_layout(lowered), Path(folder))
-        path = Path(folder) / MODEL_FILE
+    with scratch_folder() as folder, os_errors("the graph to compare with"):
+        write_graph(lowered, plan_layout(lowered), folder)
+        path = folder / MODEL_FILE
         if path.read_bytes() == shipped.read_bytes():
             return None
         fresh = onnx.load(path, load_external_data=False)

@@ -58,6 +58,12 @@ CACHE_QUALITY = {"int8": Threshold(kl=0.03), "float8_e4m3fn": Threshold(kl=0.1)}
 CACHE_ENGINE = {"int8": Threshold(kl=5e-3, max_error=0.1), "float8_e4m3fn": Threshold(kl=5e-3, max_error=0.2)}
 #: What rounding the inputs of linears adds to the distance from the float32 model, by bits of the inputs.
 INPUT_QUALITY = {8: Threshold(kl=0.1), 4: Threshold(kl=1.0)}
+#: What computing in another type than float32 adds to either distance; uint16 are activations rounded everywhere.
+COMPUTES = {
+    "float16": Threshold(kl=1e-3, max_error=0.02, cosine=0.999),
+    "bfloat16": Threshold(kl=1e-2, max_error=0.1, cosine=0.99),
+    "uint16": Threshold(kl=0.01, max_error=0.1, cosine=0.99),
+}
 _ORDER = ("float32", "float16", "int8", "fp8", "int4")
 
 
@@ -70,11 +76,35 @@ def with_cache(threshold: Threshold, allowance: dict[str, Threshold], cache: str
     return Threshold(threshold.kl + more.kl, sum(errors) if len(errors) == 2 else None)
 
 
+def with_type(threshold: Threshold, kind: str, applied: Sequence[Applied] = ()) -> Threshold:
+    """Return a threshold with what computing in another type than float32 adds to it.
+
+    Where inputs of the modules in `applied` are rounded, one that lies near the middle of two codes in float32 may be
+    rounded the other way: a share of what rounding them costs at all.
+    """
+    if kind not in COMPUTES:
+        return threshold
+    more = COMPUTES[kind]
+    bits = _input_bits(applied)
+    if bits is not None:
+        more = Threshold(more.kl + INPUT_QUALITY[bits].kl / 4)
+    cosine = None if threshold.cosine is None or more.cosine is None else min(threshold.cosine, more.cosine)
+    if threshold.max_error is None or more.max_error is None:
+        return Threshold(threshold.kl + more.kl, None, cosine)
+    return Threshold(threshold.kl + more.kl, threshold.max_error + more.max_error, cosine)
+
+
 def quality_of(applied: Sequence[Applied]) -> Threshold:
     """Return the bound on the distance from the float32 model, for weights and inputs together."""
     weights = QUALITY[coarsest(a.format for a in applied)]
+    bits = _input_bits(applied)
+    return weights if bits is None else Threshold(weights.kl + INPUT_QUALITY[bits].kl)
+
+
+def _input_bits(applied: Sequence[Applied]) -> int | None:
+    """Return the bits of the coarsest rounded inputs, None where none are rounded."""
     bits = [4 if a.inputs.name in ("int4", "nvfp4", "mxfp4") else 8 for a in applied if a.inputs is not None]
-    return Threshold(weights.kl + INPUT_QUALITY[min(bits)].kl) if bits else weights
+    return min(bits, default=None)
 
 
 def rounds_inputs(applied: Sequence[Applied]) -> bool:

@@ -13,17 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgewright._version import __version__
 from edgewright.bundle import check_files, read_manifest
 from edgewright.bundle.manifest import Manifest
-from edgewright.checkpoint import Checkpoint, open_checkpoint
-from edgewright.dialects import LOWERINGS
-from edgewright.errors import BundleError, CheckpointError, GenerationError
-from edgewright.files import inside, quantized_home, sha256_of
+from edgewright.checkpoint import Checkpoint
+from edgewright.dialects import find_lowering
+from edgewright.errors import BundleError, GenerationError
+from edgewright.files import inside
 from edgewright.formats import ActivationFormat, BlockFormat, FloatFormat, format_from_json
 from edgewright.graph import Stage
 from edgewright.graph.outside import take_table_outside
@@ -41,9 +40,12 @@ from edgewright.runtime.vocabulary import Vocabulary, vocabulary_of
 from edgewright.verify.localise import Candidate, describe, of_tensor
 from edgewright.verify.locate import Locator
 from edgewright.verify.metrics import Logits, compare, pool
+from edgewright.verify.origins import built_from
+from edgewright.verify.prefill import TITLE, Prefill
 from edgewright.verify.reference import Reference, reference_of, use_shipped_weights
 from edgewright.verify.replay import Beside
 from edgewright.verify.report import Level, Localisation, LogitsReport, OpsReport, Report
+from edgewright.verify.running import HALVES, NotChecked, computes, load_llm
 from edgewright.verify.scenarios import Scenario, Tokens, scenarios
 from edgewright.verify.shipped import TABLE, FreshTensors, ShippedTensors, leaves
 from edgewright.verify.structure import GraphReport, check_graph
@@ -57,6 +59,7 @@ from edgewright.verify.thresholds import (
     quality_of,
     rounds_inputs,
     with_cache,
+    with_type,
 )
 from edgewright.verify.weights import WeightsReport, check_weights
 
@@ -84,7 +87,7 @@ def verify_bundle(
     manifest = read_manifest(root)
     with progress.step("check files"):
         check_files(root, manifest)
-        checkpoint, original = _built_from(manifest, checkpoint, original)
+        checkpoint, original = built_from(manifest, checkpoint, original)
     return _Verification(root, manifest, checkpoint, original, threads, progress).run()
 
 
@@ -104,13 +107,15 @@ class _Verification:
         self._original = original or checkpoint
         self._threads, self._progress = threads, progress
         self._entry = llm_stage(manifest)
-        self._context = self._entry.contract.bounds["capacity"][1]
+        # That of the graph: an engine of fixed size may have been compiled for less.
+        self._context = int(manifest.model["max_context"])
         self._recipe, self._cache = recipe_of(manifest), cache_of(manifest)
         self._kv_dtype = self._entry.contract.kv_dtype
         self._vocabulary = vocabulary_of(root, manifest)
         self._beside = Beside(embedding_of(root, manifest), manifest.model.get("embedding", {}).get("value"))
         table = inside(root, TABLE) if self._beside.table is not None else None
         self._tensors = ShippedTensors(inside(root, self._entry.graph), table)
+        self._prefill = Prefill.of(root, manifest, table)
         self._levels: dict[str, Level] = {}
         self._place: Localisation | None = None
         self._failures: list[str] = []
@@ -118,21 +123,26 @@ class _Verification:
 
     def run(self) -> Report:
         """Run the levels; after a failure, look for the place."""
-        stage, applied = self._quantized()
-        if self._beside.table is not None:
-            take_table_outside(stage)
-        lowered = LOWERINGS[self._entry.dialect](stage)
+        stage, applied = self._semantic()
+        lowered = find_lowering(self._entry.dialect)(stage)
         self._found = {leaf.name: leaf for leaf in leaves(lowered)}
         if TABLE in self._found:  # the reference has it inside
             self._found.setdefault(self._found[TABLE].producer.specs[0].name, self._found[TABLE])
         weights = self._weights = self._check_weights(lowered)
         self._levels["weights"] = weights
         versions = self._manifest.versions
-        if all(versions.get(name) == version for name, version in writer_versions().items()):
+        same_writer = all(versions.get(name) == version for name, version in writer_versions().items())
+        if same_writer:
             self._graph = check_graph(lowered, inside(self._root, self._entry.graph))
         if self._graph is not None:
             self._levels["graph"] = self._graph
-        llm = LLM.load(self._root, threads=self._threads, check=False)
+        if self._prefill is not None:
+            with self._progress.step("compare weights of prefill", layout_size(plan_layout(lowered))) as advance:
+                anew, _ = self._semantic()
+                self._levels |= self._prefill.files(anew, advance, same_writer=same_writer)
+        llm, unchecked = load_llm(self._root, self._threads)
+        if unchecked:
+            self._levels["device"] = NotChecked(unchecked)
         self._scripts = scripts_for(llm)
         with self._progress.step("run engine"):
             given = {script.name: run_script(llm, script, self._failures) for script in self._scripts}
@@ -146,6 +156,7 @@ class _Verification:
             if self._vocabulary is not None:  # the whole model judges the logits that were kept
                 wanted = {name: logits[:, self._vocabulary.ids] for name, logits in wanted.items()}
             bound = with_cache(quality_of(applied), CACHE_QUALITY, self._kv_dtype)
+            bound = with_type(bound, computes(self._entry))
             quality = compare_logits(given, wanted, bound)
             if one:
                 self._same_weights(plain, given, wanted, applied)
@@ -167,6 +178,13 @@ class _Verification:
             keep = FloatFormat("float32")
             quantize_stage(stage, Recipe("float32", keep, keep, keep))
         return stage
+
+    def _semantic(self) -> tuple[Stage, list[Applied]]:
+        """Build the stage anew as it is lowered: quantized, with an embedding table outside taken out."""
+        stage, applied = self._quantized()
+        if self._beside.table is not None:
+            take_table_outside(stage)
+        return stage, applied
 
     def _quantized(self) -> tuple[Stage, list[Applied]]:
         """Build the stage anew, with the tokens and in the formats the bundle has."""
@@ -202,22 +220,30 @@ class _Verification:
         if self._cache is not None or any(isinstance(a.format, BlockFormat) for a in applied):
             wanted = wanted or logits_of(reference, self._fed, self._threads)
             bound = with_cache(ENGINE[rounds_inputs(applied)], CACHE_ENGINE, self._kv_dtype)
+            bound = with_type(bound, computes(self._entry), applied)
             self._levels["engine"] = compare_logits(given, wanted, bound)
 
     def _ops(self, reference: Reference) -> None:
         """Recompute every op from its own inputs: the logits leave room for small faults, this does not."""
-        locator = self._locator(reference)
-        with self._progress.step("compare ops"):
-            found = locator.first([script.brief() for script in self._fed if script.name in _OPS])
-        fault = ""
-        if found is not None:
-            self._place = describe(found, locator, self._candidate, self._wrong)
-            fault = self._place.sentence
-        self._levels["ops"] = OpsReport(len(locator.taps), locator.calls, *locator.worst, fault)
+        candidates = {"ops": self._candidate}
+        if self._prefill is not None:
+            candidates[TITLE.format("ops")] = self._prefill.candidate
+        for name, candidate in candidates.items():
+            if (kind := computes(candidate.entry)) in HALVES:
+                self._levels[name] = NotChecked((f"Ops can't be compared one by one: the graph computes in {kind}.",))
+                continue
+            locator = self._locator(reference, candidate)
+            with self._progress.step(f"compare {name}"):
+                found = locator.first([script.brief() for script in self._fed if script.name in _OPS])
+            fault = ""
+            if found is not None:
+                place = describe(found, locator, candidate, self._wrong)
+                self._place, fault = self._place or place, place.sentence
+            self._levels[name] = OpsReport(len(locator.taps), locator.calls, *locator.worst, fault)
 
     def _localise(self, reference: Reference) -> None:
         """Look for the place of a failure, in the scenarios that failed first."""
-        if self._place is not None or Report(self._levels).passed:
+        if self._place is not None or Report(self._levels).passed or computes(self._entry) in HALVES:
             return
         logits = [level for level in self._levels.values() if isinstance(level, LogitsReport)]
         bad = {name for level in logits for name, d in level.by_scenario.items() if level.threshold.faults(d)}
@@ -232,8 +258,8 @@ class _Verification:
             elif self._graph is not None:
                 self._place = self._graph.localisation(Path(self._entry.graph).name)
 
-    def _locator(self, reference: Reference) -> Locator:
-        running = self._candidate.running()
+    def _locator(self, reference: Reference, candidate: Candidate | None = None) -> Locator:
+        running = (candidate or self._candidate).running()
         contract = self._entry.contract
         return Locator(reference.semantic, reference.graph(), running, contract, self._threads, beside=self._beside)
 
@@ -336,13 +362,13 @@ def recipe_of(manifest: Manifest) -> Recipe:
 
 
 def cache_of(manifest: Manifest) -> tuple[KVFormat, dict[str, KVScales]] | None:
-    """Return the format of a bundle's cache and its scales by module, or None where it is float32.
+    """Return the format of a bundle's cache and its scales by module, or None where it holds floats.
 
     Raises BundleError when the manifest's record is not about the cache that its contract has.
     """
     record, dtype = manifest.recipe.get("kv"), llm_stage(manifest).contract.kv_dtype
     cache = cache_of_record(record) if record else None
-    if (cache[0].cache_dtype if cache else "float32") != dtype:
+    if dtype not in (("float32", *HALVES) if cache is None else (cache[0].cache_dtype,)):
         found = "no scales" if cache is None else f"scales of {cache[0].label}"
         raise BundleError(f"The manifest has {found} for a cache of {dtype}: build the bundle again.")
     return cache
@@ -351,49 +377,3 @@ def cache_of(manifest: Manifest) -> tuple[KVFormat, dict[str, KVScales]] | None:
 def coarsest_of(manifest: Manifest) -> str:
     """Return the name of the coarsest weight format of a bundle, as QUALITY spells it."""
     return coarsest(format_from_json(module) for module in manifest.recipe["modules"])
-
-
-def _built_from(
-    manifest: Manifest, checkpoint: Checkpoint, original: Checkpoint | None
-) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return the checkpoint a bundle was built from and, for a quantized one, its original if that is at hand.
-
-    Raises BundleError when the given one is neither.
-    """
-    odd = _foreign(manifest.source["files"], checkpoint)
-    if not odd:
-        return checkpoint, original
-    origin = manifest.source.get("origin")
-    if origin is None or _foreign(origin["files"], checkpoint):
-        raise BundleError(
-            f"The bundle was not built from this checkpoint ({', '.join(odd)} differ): give the one it was built from."
-        )
-    if (made := _kept(manifest)) is None:
-        raise BundleError(
-            f"The bundle was built from a quantized form of this checkpoint (recipe {manifest.recipe['name']}), which "
-            "is not whole in the cache any more: give a folder that `edgewright quantize` made with that recipe, or "
-            "run the same `edgewright deploy` again with --force, which makes it anew."
-        )
-    return made, checkpoint
-
-
-def _kept(manifest: Manifest) -> Checkpoint | None:
-    """Return the quantized checkpoint that a build kept, if it is there as it was."""
-    folder = quantized_home() / Path(str(manifest.source.get("kept", ""))).name
-    try:
-        made = open_checkpoint(folder) if (folder / "config.json").is_file() else None
-        return None if made is None or _foreign(manifest.source["files"], made) else made
-    except (CheckpointError, OSError):
-        return None
-
-
-def _foreign(files: Mapping[str, Mapping[str, Any]], checkpoint: Checkpoint) -> list[str]:
-    """Return the names of a checkpoint's files that are none of the recorded ones, by size and digest."""
-    recorded = {entry["bytes"]: set[str]() for entry in files.values()}
-    for entry in files.values():
-        recorded[entry["bytes"]].add(entry["sha256"])
-    return sorted(
-        path.name
-        for path in checkpoint.files
-        if path.stat().st_size not in recorded or sha256_of(path) not in recorded[path.stat().st_size]
-    )

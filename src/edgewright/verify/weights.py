@@ -21,6 +21,8 @@ STEP_BOUND = 2.0
 BLOCK_RMS_BOUND = 0.6
 #: What another machine's order of summing in float64 may change after rounding to float32.
 _LAST_BIT = 2.0**-22
+#: What rounding a scale to float16 may change: relatively, and of scales too small to be normal numbers.
+_HALF_SCALE, _LARGEST_CODE = 2.0**-10, 448.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def _check(leaf: Leaf, tensors: ShippedTensors, same_version: bool) -> tuple[str
             )
             if isinstance(producer, RoundingProducer):
                 allowed = _rounding(producer, arrays, original, shipped)
+            elif leaf.packed is not None and leaf.packed.half:
+                allowed = _HALF_SCALE * np.abs(original) + _LARGEST_CODE * 2.0**-25
         difference = np.abs(shipped - original)
         bad = ~(difference <= allowed)
         if bad.any():
@@ -115,7 +119,8 @@ def _check(leaf: Leaf, tensors: ShippedTensors, same_version: bool) -> tuple[str
             value, wanted = float(shipped[tuple(at)]), float(original[tuple(at)])
             return f"is {value:.4g} where the checkpoint says {wanted:.4g} (row {row})", np.inf
         if same_version and isinstance(producer, RoundingProducer):
-            fault = _other_codes(producer, arrays, start, stop)
+            half = leaf.packed is not None and leaf.packed.half
+            fault = _other_codes(producer, arrays, start, stop, half=half)
             if fault:
                 return fault, np.inf
         error += float(np.square(difference, dtype=np.float64).sum())
@@ -145,8 +150,13 @@ def _rounding(
     return np.repeat(share * largest + 1e-12, span, axis=1)[:, :width]
 
 
-def _other_codes(producer: RoundingProducer, arrays: tuple[np.ndarray, ...], start: int, stop: int) -> str | None:
-    """Return what differs from the codes, scales and zero points that rounding gives; scales may differ by an ulp."""
+def _other_codes(
+    producer: RoundingProducer, arrays: tuple[np.ndarray, ...], start: int, stop: int, *, half: bool = False
+) -> str | None:
+    """Return what differs from the codes, scales and zero points that rounding gives; scales may differ by an ulp.
+
+    With `half` scales were rounded to float16 on the way.
+    """
     made_anew = producer.chunk(start, stop)
     for spec, shipped, made in zip(producer.specs, arrays, made_anew, strict=True):
         kind = spec.name.rsplit(".", 1)[-1]
@@ -154,6 +164,8 @@ def _other_codes(producer: RoundingProducer, arrays: tuple[np.ndarray, ...], sta
             continue  # compared with the first rows
         if shipped.dtype.itemsize == 1:
             shipped, made = shipped.view(np.uint8), made.view(np.uint8)
+        elif half:
+            made = made.astype(np.float16).astype(made.dtype)
         same = np.isclose(shipped, made, rtol=1e-5, atol=0) if shipped.dtype == np.float32 else shipped == made
         if not same.all():
             at = [int(i) for i in np.argwhere(~same)[0]]

@@ -527,5 +527,5 @@ def test_a_schedule_without_a_table_has_no_effect(own: MakeBundle) -> None:
 
 def test_a_bundle_of_another_machine(own: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     other = dataclasses.replace(this_machine(), arch="riscv64")
-    monkeypatch.setattr("edgewright.runtime.policy.policy.this_machine", lambda: other)
+    monkeypatch.setattr("edgewright.runtime.engine.this_machine", lambda _: other)
     refused(own(), TargetMismatchError, "riscv64")

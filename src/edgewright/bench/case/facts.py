@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgewright.runtime.llm import LLM
 
 Kind = Literal["llm", "policy"]
-_CACHE_BYTES = {"float32": 4}
+_CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: What of a cost model has no meaning for a policy.
 _DIALOG_COSTS = ("prefill_ms", "decode_ms", "chunk", "context")
 

@@ -9,10 +9,11 @@ from typing import Self
 import numpy as np
 
 from edgewright.errors import GenerationError
+from edgewright.runtime.engine import Engine
 from edgewright.runtime.policy.images import BLACK
 from edgewright.runtime.policy.observation import Prepared
 from edgewright.runtime.policy.spec import PolicySpec
-from edgewright.runtime.policy.stages import Array, Buffers, Runs, StageShape
+from edgewright.runtime.policy.stages import Array, Buffers, StageShape
 
 #: What the denoise stage has of the flow itself; everything else it takes is made once per frame.
 X_T, VELOCITY = ("x_t", "noise"), ("velocity", "actions")
@@ -93,7 +94,7 @@ class Frame:
     def __init__(
         self,
         spec: PolicySpec,
-        stages: Mapping[str, Runs],
+        stages: Mapping[str, Engine],
         shapes: tuple[StageShape, StageShape, StageShape],
         buffers: Buffers,
         plan: Plan,
@@ -130,7 +131,7 @@ class Frame:
             return self._features[: self.plan.views].reshape(shape)
         return buffers.array("placed_features", shape, "float32")
 
-    def _bind_vision(self, stage: Runs, shape: StageShape, buffers: Buffers, portion: int) -> None:
+    def _bind_vision(self, stage: Engine, shape: StageShape, buffers: Buffers, portion: int) -> None:
         """Bind the vision stage to `portion` images at a time; the last portion may have black ones behind."""
         starts = range(0, self.plan.views, portion)
         count = len(starts) * portion

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewright.errors import BundleError, GenerationError
+from edgewright.runtime.engine import Engine
 from edgewright.runtime.policy.frame import Frame, Plan
 from edgewright.runtime.policy.observation import Prepared
 from edgewright.runtime.policy.schedule import FixedSchedule, check_steps, step_size, time_embedding, times
 from edgewright.runtime.policy.spec import PolicySpec, Schedule
-from edgewright.runtime.policy.stages import Array, Buffers, Runs, policy_shapes
+from edgewright.runtime.policy.stages import Array, Buffers, policy_shapes
 from edgewright.runtime.scheduling.work import Quantum
 
 Floats = npt.NDArray[np.float32]
@@ -86,7 +87,7 @@ class Loop:
     def __init__(
         self,
         spec: PolicySpec,
-        stages: Mapping[str, Runs],
+        stages: Mapping[str, Engine],
         features: Features | None = None,
         schedule: FixedSchedule | None = None,
     ) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewright.bundle import Manifest, opened_while_checked, read_manifest, this_machine
-from edgewright.bundle.settings import EngineSettings
+from edgewright.bundle import Manifest, opened_while_checked, read_manifest
 from edgewright.errors import BundleError, GenerationError
 from edgewright.files import inside
 from edgewright.runtime.embedding import embedding_of
-from edgewright.runtime.engine import Engine
+from edgewright.runtime.engine import Engine, open_engine
 from edgewright.runtime.policy.committed import model_actions
 from edgewright.runtime.policy.loop import Features, Floats, Flow, Loop, Watch, finished
 from edgewright.runtime.policy.numbers import check_statistics, robot_actions
@@ -26,7 +25,7 @@ from edgewright.runtime.policy.observation import Prepared, prepare
 from edgewright.runtime.policy.prompt import load_tokenizer
 from edgewright.runtime.policy.schedule import FixedSchedule
 from edgewright.runtime.policy.spec import PolicySpec, Statistics
-from edgewright.runtime.policy.stages import STAGES, EngineStage, Runs
+from edgewright.runtime.policy.stages import STAGES
 from edgewright.runtime.policy.table import TableStage
 from edgewright.runtime.scheduling.work import Quantum
 from edgewright.runtime.text import Tokenizer
@@ -99,12 +98,14 @@ class Policy:
         check: bool = True,
         seed: int = 0,
         share_cores: bool = False,
+        engines: Mapping[str, Engine] | None = None,
     ) -> Policy:
         """Load a bundle.
 
         `threads` is the number of cores to use, by default one per physical core; `seed` that of the noise when a call
         brings none. `check` compares every file with its digest while the engines load. `share_cores` suits other
-        engines in the process: see `EngineSettings.sharing`. Raises BundleError and its subclasses: no bundle or none
+        engines in the process: see `EngineSettings.sharing`. `engines` are used for stages in the place of the bundle's
+        own, such as those that stand in for another device's. Raises BundleError and its subclasses: no bundle or none
         of a policy, a changed or missing file, another machine or engine version, stages or statistics that don't fit
         the policy.
         """
@@ -112,26 +113,24 @@ class Policy:
         manifest = read_manifest(folder)
         spec = policy_spec(manifest)
         return opened_while_checked(
-            folder, manifest, lambda: cls._open(folder, manifest, spec, threads, seed, share_cores), check=check
+            folder,
+            manifest,
+            lambda: cls._open(folder, manifest, spec, seed, engines or {}, threads=threads, share_cores=share_cores),
+            check=check,
         )
 
     @classmethod
     def _open(
-        cls, folder: Path, manifest: Manifest, spec: PolicySpec, threads: int | None, seed: int, share_cores: bool
+        cls, folder: Path, manifest: Manifest, spec: PolicySpec, seed: int, engines: Mapping[str, Engine], **how: Any
     ) -> Policy:
         if missing := [name for name in STAGES if name not in manifest.stages]:
             raise BundleError(f"The bundle lacks the policy's stages {', '.join(missing)}: build it again.")
         features = Features.from_json(manifest.model.get("features", {}))
         schedule = manifest.model.get("schedule")
         statistics, tokenizer = sidecar(folder, manifest, STATISTICS), sidecar(folder, manifest, spec.tokenizer)
-        stages: dict[str, Runs] = {}
-        for name in STAGES:
-            entry = manifest.stages[name]
-            if entry.machine is not None:
-                entry.machine.require(this_machine())
-            path, settings = inside(folder, entry.engine or entry.graph), EngineSettings.from_json(entry.settings)
-            settings = settings.sharing() if share_cores else settings
-            stages[name] = EngineStage(Engine(path, entry.contract, settings, threads=threads))
+        # Threads that spin behind a step would keep the cores from another engine's next one.
+        how["share_cores"] |= len({manifest.stages[name].runtime for name in STAGES}) > 1
+        stages = {name: engines.get(name) or open_engine(folder, manifest.stages[name], **how) for name in STAGES}
         table = embedding_of(folder, manifest, "prefix")
         if table is not None:
             stages["prefix"] = TableStage(stages["prefix"], table)

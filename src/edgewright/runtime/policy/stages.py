@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from edgewright.contract import Dim, StageContract, TensorContract
 from edgewright.errors import BundleError, GenerationError
-from edgewright.runtime.engine import Engine, array_dtype, share, zeros
+from edgewright.runtime.engine import array_dtype, zeros
 from edgewright.runtime.policy.spec import PolicySpec
 
 Array = npt.NDArray[Any]
@@ -20,48 +19,6 @@ Array = npt.NDArray[Any]
 Sizes = Mapping[str, int]
 
 STAGES = ("vision", "prefix", "denoise")
-
-
-class Runs(Protocol):
-    """A stage that can run; anything that computes what the contract says fits."""
-
-    @property
-    def contract(self) -> StageContract:
-        """What the stage takes and gives."""
-
-    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """Return a function that reads the inputs as they then are and fills the outputs, any number of times."""
-
-
-class EngineStage:
-    """A stage run by an engine, without copies: the arrays' own memory is bound."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def contract(self) -> StageContract:
-        """The engine's."""
-        return self._engine.contract
-
-    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """Return a function that runs the engine on these arrays."""
-        binding, contract = self._engine.binding(), self.contract
-        # The binding does not keep the arrays alive, so the values are kept in the function.
-        kept: list[ort.OrtValue] = []
-        for tensors, arrays, bound in (
-            (contract.inputs, inputs, binding.bind_ortvalue_input),
-            (contract.outputs, outputs, binding.bind_ortvalue_output),
-        ):
-            for tensor in tensors:
-                if tensor.name in arrays:
-                    kept.append(share(arrays[tensor.name], tensor.dtype))
-                    bound(tensor.name, kept[-1])
-
-        def run(_kept: Sequence[ort.OrtValue] = kept) -> None:
-            self._engine.run(binding)
-
-        return run
 
 
 class Buffers:

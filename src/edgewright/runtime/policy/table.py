@@ -10,7 +10,8 @@ import numpy as np
 from edgewright.contract import StageContract, TensorContract
 from edgewright.errors import BundleError
 from edgewright.runtime.embedding import INPUT, EmbeddingTable
-from edgewright.runtime.policy.stages import Array, Runs
+from edgewright.runtime.engine import Engine
+from edgewright.runtime.policy.stages import Array
 
 IDS = "token_ids"
 
@@ -18,7 +19,7 @@ IDS = "token_ids"
 class TableStage:
     """Takes token ids where the stage inside takes rows of the table; everything else is passed on."""
 
-    def __init__(self, stage: Runs, table: EmbeddingTable) -> None:
+    def __init__(self, stage: Engine, table: EmbeddingTable) -> None:
         self._stage, self._table = stage, table
         inputs = tuple(_ids(tensor) if tensor.name == INPUT else tensor for tensor in stage.contract.inputs)
         self._contract = dataclasses.replace(stage.contract, inputs=inputs)

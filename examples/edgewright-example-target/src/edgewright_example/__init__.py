@@ -1,0 +1,1 @@
+"""An example of a target that another package brings to edgewright."""

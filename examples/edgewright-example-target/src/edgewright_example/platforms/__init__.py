@@ -1,0 +1,1 @@
+"""The platforms of this package: the YAML files beside this one."""

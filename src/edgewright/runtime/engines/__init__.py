@@ -1,0 +1,1 @@
+"""The kinds of engines, one file each; `edgewright.runtime.engine` opens them."""
