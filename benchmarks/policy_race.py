@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from edgewright.build.engines import engine_request
 from edgewright.build.pipeline import deploy
 from edgewright.build.sources import PolicyRequest
 from edgewright.checkpoint.policy import PolicyOptions, open_policy
@@ -118,19 +119,23 @@ class Race:
 
     def _bundles(self, checkpoint: Path) -> dict[str, Path]:
         """Return a bundle for each row of ours."""
-        wanted: dict[str, tuple[str, dict[str, bool | str]]] = {n: ("float32", f) for n, f in variants().items()}
-        wanted |= {recipe: (recipe, {}) for recipe in self.args.recipes.split(",")}
+        wanted: dict[str, tuple[str, dict[str, bool | str], str | None]]
+        wanted = {n: ("float32", f, None) for n, f in variants().items()}
+        wanted |= {recipe: (recipe, {}, None) for recipe in self.args.recipes.split(",")}
+        for recipe in ("float32", *self.args.recipes.split(",")):
+            wanted[f"{recipe}, openvino"] = (recipe, {}, "openvino")
         if self.args.rows:
             names = self.args.rows.split(";")
             if unknown := set(names) - set(wanted):
                 raise SystemExit(f"unknown rows {', '.join(unknown)}; known are: {'; '.join(wanted)}")
             wanted = {name: wanted[name] for name in names}
         found = {}
-        for name, (recipe, features) in wanted.items():
+        for name, (recipe, features, engine) in wanted.items():
             folder = self.folder / name.replace(", ", "-").replace(" ", "-")
             print(f"deploy {name}", file=sys.stderr)
             request = PolicyRequest(options=self.options, features=features)
-            found[name] = deploy(checkpoint, folder, recipe=recipe, policy=request, verify=False, force=True).path
+            how: dict[str, Any] = {"policy": request, "engines": engine_request(engine), "verify": False, "force": True}
+            found[name] = deploy(checkpoint, folder, recipe=recipe, **how).path
         return found
 
     def _inputs(self, bundle: Path, spec: Any) -> None:

@@ -37,8 +37,9 @@ class Edgewright(SteppedEngine):
         weights = recipe["recipe"]
         if weights.endswith(".yaml"):  # an absolute path stays as it is
             weights = str(Path(__file__).parent.parent / weights)
+        engine = ["--engine", recipe["engine"]] if "engine" in recipe else []
         # The race measures quality itself.
-        subprocess.run([command, "deploy", source, "-o", out, "--recipe", weights, "--no-verify"], check=True)
+        subprocess.run([command, "deploy", source, "-o", out, "--recipe", weights, "--no-verify", *engine], check=True)
 
     @staticmethod
     def contents(path: Path) -> Contents:

@@ -40,8 +40,14 @@ def _openvino(name: str, weights: str, *arguments: str) -> Entry:
     return Entry(f"openvino-genai {name}", "openvino_genai", recipe, weights)
 
 
-def _edgewright(recipe: str) -> Entry:
-    return Entry(f"edgewright {recipe}", "edgewright", {"recipe": recipe}, recipe)
+def _edgewright(recipe: str, engine: str = "") -> Entry:
+    made = {"recipe": recipe, **({"engine": engine} if engine else {})}
+    name, weights = (f", {engine}", f"_{engine.replace('=', '-').replace(',', '_')}") if engine else ("", "")
+    return Entry(f"edgewright {recipe}{name}", "edgewright", made, recipe + weights)
+
+
+#: Prompts are read by OpenVINO, and answers made by ONNX Runtime, over one cache.
+PAIRED = "llm=onnxruntime,prefill=openvino"
 
 
 INT4 = ("int4", "--sym", "--ratio", "1.0", "--group-size-fallback", "adjust", "--group-size")
@@ -56,7 +62,11 @@ ENTRIES = (
         models=("smollm2",),
     ),
     Entry("edgewright int4, head int4", "edgewright", {"recipe": "recipes/int4-head.yaml"}, "int4_head"),
+    _edgewright("int4", "openvino"),
+    _edgewright("int4", PAIRED),
     _edgewright("int8"),
+    _edgewright("int8", "openvino"),
+    _edgewright("int8", PAIRED),
     _edgewright("float32"),
     _llama("Q4_0", "Q4_0"),
     _llama("Q4_0 flash off", "Q4_0", flash=False),
