@@ -17,7 +17,9 @@ SOURCE = Path(edgewright.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 #: Modules everything may use; they use each other only.
-BASE = frozenset({"errors", "contract", "files", "locks", "nodes", "plugins", "progress", "yaml_text", "_version"})
+BASE = frozenset(
+    {"errors", "contract", "files", "locks", "nodes", "plugins", "progress", "quiet_ort", "yaml_text", "_version"}
+)
 #: What each part may import besides itself and BASE. A part that is not listed is an error: add it, with thought.
 ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys(BASE, frozenset()),
@@ -216,6 +218,14 @@ def loaded_after(code: str) -> set[str]:
 def test_importing_the_package_loads_nothing_heavy() -> None:
     heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "yaml", "tokenizers", "jinja2", "ml_dtypes", "tqdm"}
     assert not loaded_after("import edgewright; edgewright.__version__") & heavy
+
+
+def test_onnx_runtime_reports_nothing() -> None:
+    """One module imports it and switches its reporting off; all others take it from there."""
+    direct = {named(path) for path in MODULES for name, _ in imports(path) if name.split(".")[0] == "onnxruntime"}
+    assert direct == {"quiet_ort.py"}
+    calls = [ast.unparse(node) for node in parsed(SOURCE / "quiet_ort.py").body if isinstance(node, ast.Expr)]
+    assert "ort.disable_telemetry_events()" in calls
 
 
 def test_the_device_side_loads_nothing_of_the_host_side() -> None:

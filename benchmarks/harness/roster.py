@@ -40,14 +40,16 @@ def _openvino(name: str, weights: str, *arguments: str) -> Entry:
     return Entry(f"openvino-genai {name}", "openvino_genai", recipe, weights)
 
 
-def _edgewright(recipe: str, engine: str = "") -> Entry:
-    made = {"recipe": recipe, **({"engine": engine} if engine else {})}
-    name, weights = (f", {engine}", f"_{engine.replace('=', '-').replace(',', '_')}") if engine else ("", "")
-    return Entry(f"edgewright {recipe}{name}", "edgewright", made, recipe + weights)
+def _edgewright(recipe: str, engine: str = "", title: str = "") -> Entry:
+    if not engine:
+        return Entry(f"edgewright {recipe}", "edgewright", {"recipe": recipe}, recipe)
+    made = {"recipe": recipe, "engine": engine}
+    return Entry(f"edgewright {recipe} on {title}", "edgewright", made, f"{recipe}_{title.replace(' ', '_')}")
 
 
 #: Prompts are read by OpenVINO, and answers made by ONNX Runtime, over one cache.
-PAIRED = "llm=onnxruntime,prefill=openvino"
+PAIRED = ("llm=onnxruntime,prefill=openvino", "both engines")
+OPENVINO = ("openvino", "openvino")
 
 
 INT4 = ("int4", "--sym", "--ratio", "1.0", "--group-size-fallback", "adjust", "--group-size")
@@ -62,11 +64,11 @@ ENTRIES = (
         models=("smollm2",),
     ),
     Entry("edgewright int4, head int4", "edgewright", {"recipe": "recipes/int4-head.yaml"}, "int4_head"),
-    _edgewright("int4", "openvino"),
-    _edgewright("int4", PAIRED),
+    _edgewright("int4", *OPENVINO),
+    _edgewright("int4", *PAIRED),
     _edgewright("int8"),
-    _edgewright("int8", "openvino"),
-    _edgewright("int8", PAIRED),
+    _edgewright("int8", *OPENVINO),
+    _edgewright("int8", *PAIRED),
     _edgewright("float32"),
     _llama("Q4_0", "Q4_0"),
     _llama("Q4_0 flash off", "Q4_0", flash=False),
@@ -90,13 +92,19 @@ ENTRIES = (
 
 
 def select(models: list[str], names: list[str] | None) -> dict[str, list[Entry]]:
-    """Return the entries of each model; `names` are parts of entry names or names of peers, None means all.
+    """Return the entries of each model; `names` are names of entries or of peers, or parts of them; None means all.
 
-    >>> [entry.name for entry in select(["smollm2"], ["q8", "float32"])["smollm2"]]
-    ['edgewright float32', 'llama.cpp Q8_0']
+    >>> [entry.name for entry in select(["smollm2"], ["q8", "float32", "edgewright int8"])["smollm2"]]
+    ['edgewright int8', 'edgewright float32', 'llama.cpp Q8_0']
     """
 
+    whole = {entry.name.lower() for entry in ENTRIES}
+
+    def meant(name: str, entry: Entry) -> bool:
+        mine = entry.name.lower()
+        return mine == name if name in whole else name in mine or name == entry.peer
+
     def wanted(entry: Entry) -> bool:
-        return names is None or any(name.lower() in entry.name.lower() or name == entry.peer for name in names)
+        return names is None or any(meant(name.lower(), entry) for name in names)
 
     return {model: [entry for entry in ENTRIES if model in entry.models and wanted(entry)] for model in models}

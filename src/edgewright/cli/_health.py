@@ -98,7 +98,8 @@ def _engine() -> dict[str, Any]:
     """Load ONNX Runtime and, where onnx can make one, run a graph of one node."""
     try:
         import numpy as np
-        import onnxruntime as ort
+
+        from edgewright.quiet_ort import ort
     except ImportError as error:
         return {"ok": False, "detail": f"ONNX Runtime can't be imported ({error}): pip install edgewright"}
     if "CPUExecutionProvider" not in ort.get_available_providers():

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from edgewright.plan.roofline import Limits
 from edgewright.profile.profile import Peaks
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engines.onnxruntime import share
 from edgewright.targets.platform import Platform
 

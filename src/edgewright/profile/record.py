@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-import onnxruntime as ort
-
 from edgewright.bundle import StageEntry, this_machine
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
@@ -18,6 +16,7 @@ from edgewright.errors import BundleError, ProfileError, first_line
 from edgewright.profile.layers import Averages, EngineRun
 from edgewright.profile.ort_file import read_onnxruntime
 from edgewright.profile.owners import EngineNode
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engine import Array, Engine, model_file, open_engine
 from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine, session_options
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.checkpoint import Checkpoint
@@ -24,6 +23,7 @@ from edgewright.quant.apply import quantize_stage
 from edgewright.quant.recipe import Recipe
 from edgewright.quantizer.candidates import Decision
 from edgewright.quantizer.plan import Target
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engine import zeros
 from edgewright.runtime.engines.onnxruntime import session_options
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from edgewright.checkpoint.policy import PolicyCheckpoint
 from edgewright.errors import RecipeError
@@ -31,6 +30,7 @@ from edgewright.quantizer.policy_observations import Observations
 from edgewright.quantizer.report import ModuleReport, report_from_json
 from edgewright.quantizer.stream import FloatModel, Spool
 from edgewright.quantizer.work import Work
+from edgewright.quiet_ort import ort
 from edgewright.runtime.policy.schedule import step_size, time_embedding, times
 from edgewright.runtime.policy.stages import STAGES
 from edgewright.verify.graphs import run

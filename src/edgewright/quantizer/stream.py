@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
@@ -21,6 +20,7 @@ from edgewright.formats import Array
 from edgewright.graph import Stage
 from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE, plan_layout, write_stage
 from edgewright.quantizer.segments import Segment
+from edgewright.quiet_ort import ort
 from edgewright.verify.graphs import AGAIN, Fed, Graph, run
 
 #: What a stage is run on: a sequence of token ids, or its inputs by name, which may be read when they are asked for.

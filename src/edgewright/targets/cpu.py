@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import onnx
-import onnxruntime as ort
 
 from edgewright.bundle.machine import this_machine
 from edgewright.bundle.manifest import StageEntry
@@ -22,6 +21,7 @@ from edgewright.contract import StageContract
 from edgewright.errors import UnsupportedFormatError, first_line
 from edgewright.files import require_space
 from edgewright.graph.writer import MODEL_FILE, WEIGHTS_FILE
+from edgewright.quiet_ort import ort
 from edgewright.targets.backend import StageWork
 from edgewright.targets.signed import sign_weights, takes_signed
 

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.errors import BundleError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engines.onnxruntime import session_options, share
 
 Array = npt.NDArray[Any]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 
 from edgewright.contract import StageContract
+from edgewright.quiet_ort import ort
 from edgewright.runtime.embedding import INPUT
 from edgewright.verify.codes import CODE_BOUND, code_errors, is_codes
 from edgewright.verify.graphs import AGAIN, FP8, Array, Fed, Graph, run

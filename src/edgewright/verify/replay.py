@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from edgewright.contract import StageContract
 from edgewright.errors import GenerationError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.runtime.embedding import INPUT, EmbeddingTable
 from edgewright.runtime.engines.onnxruntime import share
 from edgewright.runtime.session import Session

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from edgewright.contract import StageContract
 from edgewright.dialects import portable
 from edgewright.errors import first_line
 from edgewright.graph import Stage
 from edgewright.graph.builder import make_node
+from edgewright.quiet_ort import ort
 from edgewright.verify.graphs import Array, run
 
 

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
 from edgewright.bundle import StageEntry
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
 from edgewright.errors import BundleError, GenerationError, OutOfMemoryError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engine import FOREIGN, Array, model_file, require_contract
 
 _LEVELS = {

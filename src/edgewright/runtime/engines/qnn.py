@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from edgewright.bundle import StageEntry
 from edgewright.contract import StageContract
@@ -33,6 +32,7 @@ from edgewright.errors import (
     first_line,
 )
 from edgewright.files import inside
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engine import Array
 
 _MISSING = "ONNX Runtime's QNN provider is not installed: pip install 'edgewright[qnn]'"

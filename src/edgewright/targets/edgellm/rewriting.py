@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto
 
 from edgewright.errors import BundleError, UnsupportedFormatError, first_line
 from edgewright.files import inside
 from edgewright.graph.stage import OPSET
+from edgewright.quiet_ort import ort
 from edgewright.targets.edgellm import bodies
 from edgewright.targets.edgellm.unpacking import e2m1_values, from_fragments, from_stripes, mx_values
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from edgewright.contract import StageContract
 from edgewright.errors import BundleError, GenerationError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engine import FOREIGN, Array
 from edgewright.targets.edgellm.rewriting import load
 

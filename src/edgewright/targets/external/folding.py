@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from edgewright.errors import UnsupportedFormatError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.targets.external.older import graphs_in
 
 Array = npt.NDArray[np.generic]

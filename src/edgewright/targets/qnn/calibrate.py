@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from edgewright.dialects.qnn_graph import MASK, StaticGraph
 from edgewright.errors import CalibrationDataError, OutOfMemoryError, UnsupportedFormatError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engines.qnn import masks
 from edgewright.runtime.text import Tokenizer
 from edgewright.runtime.vocabulary import SIDECAR, read_sidecar

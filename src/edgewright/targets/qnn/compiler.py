@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 
 from edgewright.errors import ToolError, first_line
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engines.qnn import htp_session
 
 _JOB = "engine.job.json"

@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx.shape_inference
-import onnxruntime as ort
 
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
 from edgewright.errors import BundleError, first_line
 from edgewright.files import inside
+from edgewright.quiet_ort import ort
 from edgewright.runtime.engines.onnxruntime import OnnxRuntimeEngine, session_options
 
 Proto = onnx.TensorProto
