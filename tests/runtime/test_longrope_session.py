@@ -83,7 +83,7 @@ def test_an_interruption_leaves_a_sound_session(shared_engine: MakeEngine, monke
     """Whatever chunk is interrupted, the session is right for the tokens it says it holds."""
     engine, ids = shared_engine("phi3_longrope"), golden("phi3_longrope").ids
     monkeypatch.setattr("edgewright.runtime.session.PREFILL_CHUNK", 8)
-    run = type(engine).run
+    run = type(engine)._run
     for after in range(1, 7):
         session = Session(engine)
         session.append(ids[:20], "none")
@@ -97,7 +97,7 @@ def test_an_interruption_leaves_a_sound_session(shared_engine: MakeEngine, monke
             run(self, binding)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(engine), "run", interrupted)
+            patch.setattr(type(engine), "_run", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 session.append(ids[20:44], "none")
         n = session.length
