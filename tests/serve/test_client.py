@@ -141,19 +141,26 @@ def test_a_late_answer_is_never_taken_for_the_next_one() -> None:
 
 
 @pytest.fixture
-def interrupting() -> Iterator[Callable[[], None]]:
-    """What makes this thread be interrupted a little later, as Ctrl-C does it."""
+def interrupting() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """What makes a call be interrupted a little after its begin, as Ctrl-C does it."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.1)  # type: ignore[func-returns-value]
+
+    def run(call: Callable[[], object]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        call()
+
+    yield run
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
-def test_an_interrupted_answer_is_never_taken_for_the_next_one(interrupting: Callable[[], None]) -> None:
+def test_an_interrupted_answer_is_never_taken_for_the_next_one(
+    interrupting: Callable[[Callable[[], object]], None],
+) -> None:
     gate = Gate()
     with serving(gate, settings()) as server, PolicyClient(port=server.port) as client:
         for _ in range(4):
@@ -162,14 +169,15 @@ def test_an_interrupted_answer_is_never_taken_for_the_next_one(interrupting: Cal
         for _ in range(3):
             gate.go.acquire()
         with pytest.raises(KeyboardInterrupt):
-            interrupting()  # in here, as a busy machine may take long to come to the next line
-            client.infer({"state": np.array([2.0])})
+            interrupting(lambda: client.infer({"state": np.array([2.0])}))
         gate.go.release(3)
         for value in (3.0, 4.0):
             assert client.infer({"state": np.array([value])}).actions[0, 0] == value
 
 
-def test_an_interrupted_greeting_is_never_taken_for_an_answer(interrupting: Callable[[], None]) -> None:
+def test_an_interrupted_greeting_is_never_taken_for_an_answer(
+    interrupting: Callable[[Callable[[], object]], None],
+) -> None:
     answer = encode({"actions": np.ones((2, 2))})
     waits, left = threading.Event(), []
 
@@ -184,8 +192,7 @@ def test_an_interrupted_greeting_is_never_taken_for_an_answer(interrupting: Call
         client.infer({})
         client.close()
         with pytest.raises(KeyboardInterrupt):
-            interrupting()
-            client.infer({})
+            interrupting(lambda: client.infer({}))
         waits.set()
         assert client._socket is None
         assert client.infer({}).actions.tolist() == [[1, 1], [1, 1]]
