@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from edgewright.errors import EdgewrightError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     import yaml
 
 _DEEPEST = 50
@@ -153,6 +155,23 @@ class Mapping:
     """The pairs of a mapping, as they stand: keys may repeat."""
 
     pairs: tuple[tuple[Key, Node], ...]
+
+
+def small_text(file: Traversable, what: str, most: str, limit: int, error: type[EdgewrightError]) -> str:
+    """Return the text of a small YAML file, UTF-8 and at most `limit` bytes; raises `error`.
+
+    `what` is what the file is of, such as "platform", and `most` how much a user should give instead.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(limit + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as reason:
+        words = getattr(reason, "strerror", None) or "it is no UTF-8 text"
+        raise error(f"The {what} {shown(str(file))} can't be read ({words}): give a YAML file.") from None
+    if len(data) > limit:
+        raise error(f"{file.name} is too large to be a {what}: give {most} of YAML.")
+    return text
 
 
 def read_yaml(text: str, source: str, error: type[EdgewrightError] = UsageError) -> Node:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from edgewright.dialects import _qdq
 from edgewright.dialects.onnx_qdq import inline
-from edgewright.dialects.portable import call_of, function_of, rename_values
+from edgewright.dialects.portable import attach_functions
 from edgewright.errors import UnsupportedFormatError
 from edgewright.graph import Stage
 from edgewright.graph.builder import EW
@@ -36,7 +36,7 @@ def lower(stage: Stage) -> Stage:
         if node.domain == EW and not _kept(node):
             inline(stage, node)
     close_loop(stage)
-    _attach(stage)
+    attach_functions(stage, keep_attributes=True)
     # The engine copies new rows into the caller's caches; the reference bodies do it by TensorScatter.
     stage.contract = dataclasses.replace(stage.contract, kv_in_place=True)
     return stage
@@ -54,23 +54,3 @@ def _kept(node: ir.Node) -> bool:
             "whose activations are int8 or none, or --engine onnxruntime."
         )
     return node.op_type == "RoundInput" or (kind == "int8" and node.attributes["scope"].value in ("tensor", "channel"))
-
-
-def _attach(stage: Stage) -> None:
-    """Attach a body for every distinct use of a kept op, which declares the attributes that its nodes keep."""
-    overloads: dict[tuple[object, ...], str] = {}
-    for node in ir.traversal.RecursiveGraphIterator(stage.graph):
-        if node.domain != EW:
-            continue
-        call, inside = call_of(node), node.graph is not stage.graph
-        key = (node.op_type, tuple(sorted(call.attributes.items())), call.given, call.results, inside)
-        if key not in overloads:
-            overloads[key] = f"v{sum(k[0] == node.op_type for k in overloads) + 1}"
-            body = function_of(node.op_type, call, overloads[key])
-            body.attribute.extend(sorted(call.attributes))
-            if inside:
-                rename_values(body)
-            function = ir.serde.deserialize_function(body)
-            stage.functions[function.identifier()] = function
-        node.overload = overloads[key]
-    stage.opset_imports[EW] = 1

@@ -28,10 +28,19 @@ def lower(stage: Stage, *, emulate: bool = False) -> Stage:
 
 
 def attach_bodies(stage: Stage, *, emulate: bool = False) -> Stage:
-    """Attach the function bodies; each distinct use of an op (attributes, given inputs) is one overload."""
+    """Attach the function bodies and close the loop; see `lower` for `emulate`."""
     if emulate:
         _qdq.emulate(stage)
     close_loop(stage)
+    return attach_functions(stage)
+
+
+def attach_functions(stage: Stage, *, keep_attributes: bool = False) -> Stage:
+    """Attach a body for each distinct use of an op (attributes, given inputs), which is one overload.
+
+    A body has an op's attributes in its nodes. With `keep_attributes` the op's node keeps them as well, and the body
+    declares them.
+    """
     overloads: dict[tuple[object, ...], str] = {}
     for node in ir.traversal.RecursiveGraphIterator(stage.graph):
         if node.domain != EW:
@@ -41,12 +50,15 @@ def attach_bodies(stage: Stage, *, emulate: bool = False) -> Stage:
         if key not in overloads:
             overload = overloads[key] = f"v{sum(k[0] == node.op_type for k in overloads) + 1}"
             proto = function_of(node.op_type, call, overload)
+            if keep_attributes:
+                proto.attribute.extend(sorted(call.attributes))
             if inside:
                 rename_values(proto)
             function = ir.serde.deserialize_function(proto)
             stage.functions[function.identifier()] = function
         node.overload = overloads[key]
-        node.attributes.clear()
+        if not keep_attributes:
+            node.attributes.clear()
     stage.opset_imports[EW] = 1
     return stage
 

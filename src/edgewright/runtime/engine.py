@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgewright.bundle import StageEntry, this_machine
 from edgewright.contract import StageContract
-from edgewright.errors import TargetMismatchError
+from edgewright.errors import OutOfMemoryError, TargetMismatchError
 from edgewright.files import inside
 from edgewright.plugins import ENGINES, load_plugin, plugin_names
 
@@ -101,6 +101,14 @@ def _opener(name: str) -> Opener:
     from edgewright.runtime.plugged import opener_of
 
     return opener_of(name, found)
+
+
+def raise_out_of_memory(error: Exception, words: Sequence[str]) -> None:
+    """Raise OutOfMemoryError where an engine's error is about memory; `words` are what its library says then."""
+    if isinstance(error, MemoryError) or any(word in str(error) for word in words):
+        raise OutOfMemoryError(
+            "There is not enough memory to run the model: close other programs, or use a smaller context or recipe."
+        ) from None
 
 
 def model_file(folder: Path, entry: StageEntry) -> Path:

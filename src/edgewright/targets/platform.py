@@ -20,7 +20,7 @@ from types import ModuleType
 
 from edgewright.errors import PlatformError, PluginError, UsageError
 from edgewright.formats import ACTIVATIONS
-from edgewright.nodes import Node, read_yaml, shown
+from edgewright.nodes import Node, read_yaml, shown, small_text
 from edgewright.plugins import PLATFORMS, load_plugin, nearest, package_of, plugin_names
 
 #: The environment variable that names a folder of platform files.
@@ -166,16 +166,7 @@ def _aliases(file: Traversable) -> tuple[str, ...]:
 
 
 def _text(file: Traversable) -> str:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(_MOST_BYTES + 1)
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise PlatformError(f"The platform {shown(str(file))} can't be read ({reason}): give a YAML file.") from None
-    if len(data) > _MOST_BYTES:
-        raise PlatformError(f"{file.name} is too large to be a platform: give a few lines of YAML.")
-    return text
+    return small_text(file, "platform", "a few lines", _MOST_BYTES, PlatformError)
 
 
 def _read(file: Traversable) -> Platform:

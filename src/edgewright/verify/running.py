@@ -43,34 +43,31 @@ def computes(entry: StageEntry) -> str:
 
 def open_stage(root: Path, manifest: Manifest, name: str, threads: int | None) -> tuple[Engine, str | None]:
     """Return what a stage is run with here and, where that is not its engine, what is not checked by it."""
-    entry = manifest.stages[name]
-    if manifest.target is not None:
-        stands = find_target(manifest.target).stand_in(root, entry, threads)
-        if stands is not None:
-            return stands
-    return open_engine(root, entry, threads=threads, check=False), None
+    stands = _stand_in(root, manifest, name, threads)
+    return stands or (open_engine(root, manifest.stages[name], threads=threads, check=False), None)
 
 
 def load_llm(root: Path, threads: int | None) -> tuple[LLM, tuple[str, ...]]:
     """Load a language model as it is run here; returns what is not checked by that as well."""
     manifest = read_manifest(root)
     llm_stage(manifest)
-    if manifest.target is not None:
-        stands = find_target(manifest.target).stand_in(root, manifest.stages["llm"], threads)
-        if stands is not None:
-            return LLM(root, manifest, stands[0]), (stands[1],)
-    return LLM.load(root, threads=threads, check=False), ()
+    stands = _stand_in(root, manifest, "llm", threads)
+    if stands is None:
+        return LLM.load(root, threads=threads, check=False), ()
+    return LLM(root, manifest, stands[0]), (stands[1],)
 
 
 def load_policy(root: Path, threads: int | None) -> tuple[Policy, tuple[str, ...]]:
     """Load a policy as it is run here; returns what is not checked by that as well."""
     manifest = read_manifest(root)
-    engines, words = {}, []
-    if manifest.target is not None:
-        backend = find_target(manifest.target)
-        for name in (name for name in STAGES if name in manifest.stages):
-            stands = backend.stand_in(root, manifest.stages[name], threads)
-            if stands is not None:
-                engines[name] = stands[0]
-                words.append(f"{name}: {stands[1]}")
-    return Policy.load(root, threads=threads, check=False, engines=engines), tuple(words)
+    stood = {name: _stand_in(root, manifest, name, threads) for name in STAGES if name in manifest.stages}
+    engines = {name: stands[0] for name, stands in stood.items() if stands}
+    words = tuple(f"{name}: {stands[1]}" for name, stands in stood.items() if stands)
+    return Policy.load(root, threads=threads, check=False, engines=engines), words
+
+
+def _stand_in(root: Path, manifest: Manifest, name: str, threads: int | None) -> tuple[Engine, str] | None:
+    """Return what stands in for a stage's engine, and what that leaves unchecked; None where the engine runs here."""
+    if manifest.target is None:
+        return None
+    return find_target(manifest.target).stand_in(root, manifest.stages[name], threads)

@@ -12,10 +12,12 @@ import numpy as np
 from edgewright.bundle import StageEntry
 from edgewright.bundle.settings import EngineSettings
 from edgewright.contract import StageContract
-from edgewright.errors import BundleError, GenerationError, OutOfMemoryError, first_line
+from edgewright.errors import BundleError, GenerationError, first_line
 from edgewright.quiet_ort import ort
-from edgewright.runtime.engine import FOREIGN, Array, model_file, require_contract
+from edgewright.runtime.engine import FOREIGN, Array, model_file, raise_out_of_memory, require_contract
 
+#: What the library says when there is no memory left.
+_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate", "out of memory", "BFCArena")
 _LEVELS = {
     "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -64,7 +66,7 @@ class OnnxRuntimeEngine:
         try:
             self.session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            _raise_out_of_memory(error)
+            raise_out_of_memory(error, _OUT_OF_MEMORY)
             raise BundleError(
                 f"ONNX Runtime {ort.__version__} can't load {model.name}: {first_line(error)} "
                 "Compile the bundle again on this machine."
@@ -101,16 +103,8 @@ class OnnxRuntimeEngine:
         try:
             self.session.run_with_iobinding(binding)
         except Exception as error:
-            _raise_out_of_memory(error)
+            raise_out_of_memory(error, _OUT_OF_MEMORY)
             raise GenerationError(f"The engine failed ({first_line(error)}): verify the bundle.") from None
-
-
-def _raise_out_of_memory(error: Exception) -> None:
-    words = ("bad_alloc", "Failed to allocate", "out of memory", "BFCArena")
-    if isinstance(error, MemoryError) or any(word in str(error) for word in words):
-        raise OutOfMemoryError(
-            "There is not enough memory to run the model: close other programs, or use a smaller context or recipe."
-        ) from None
 
 
 #: Contracts' names of ONNX Runtime's types.

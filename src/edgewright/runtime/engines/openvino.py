@@ -20,13 +20,15 @@ import numpy as np
 
 from edgewright.bundle import StageEntry
 from edgewright.contract import StageContract
-from edgewright.errors import BundleError, GenerationError, MissingExtraError, OutOfMemoryError, UsageError
-from edgewright.runtime.engine import Array, model_file, require_contract
+from edgewright.errors import BundleError, GenerationError, MissingExtraError, UsageError
+from edgewright.runtime.engine import Array, model_file, raise_out_of_memory, require_contract
 
 WEIGHTS_FILE = "weights.bin"
 #: Requests that are kept: sequences beyond that many take turns, and their caches are loaded again at every turn.
 _REQUESTS = 16
 _BEAMS = "beam_idx"
+#: What the library says when there is no memory left.
+_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate", "out of memory", "Cannot allocate memory")
 _PRECISIONS = ("f32", "f16", "u8")
 _MOST_THREADS = 4096
 #: Names a folder in which OpenVINO keeps what it makes of a model when it is loaded.
@@ -68,7 +70,7 @@ class OpenVinoEngine:
             read = core.read_model(str(model), str(model.parent / WEIGHTS_FILE))
             self.compiled = core.compile_model(read, "CPU", properties)
         except Exception as error:
-            _raise_out_of_memory(error)
+            raise_out_of_memory(error, _OUT_OF_MEMORY)
             raise BundleError(
                 f"OpenVINO {ov.__version__.split('-')[0]} can't load {model.name}: {_last_line(error)} "
                 "Compile the bundle again on this machine."
@@ -117,7 +119,7 @@ class OpenVinoEngine:
         except Exception as error:
             # What a failed run leaves in the states is not known.
             self._requests = [kept for kept in self._requests if kept is not request]
-            _raise_out_of_memory(error)
+            raise_out_of_memory(error, _OUT_OF_MEMORY)
             raise GenerationError(f"The engine failed ({_last_line(error)}): verify the bundle.") from None
 
     def overwritten(self, cache: Array, lengths: Array) -> None:
@@ -332,14 +334,6 @@ def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return (told[0] if told else lines[0] if lines else type(error).__name__)[:300]
-
-
-def _raise_out_of_memory(error: Exception) -> None:
-    words = ("bad_alloc", "Failed to allocate", "out of memory", "Cannot allocate memory")
-    if isinstance(error, MemoryError) or any(word in str(error) for word in words):
-        raise OutOfMemoryError(
-            "There is not enough memory to run the model: close other programs, or use a smaller context or recipe."
-        ) from None
 
 
 def open_engine(folder: Path, entry: StageEntry, *, threads: int | None, share_cores: bool) -> OpenVinoEngine:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgewright.errors import UsageError
-from edgewright.nodes import Node, read_yaml, shown
+from edgewright.nodes import Node, read_yaml, shown, small_text
 from edgewright.plugins import nearest
 from edgewright.targets.external.template import Each, Words, check
 
@@ -116,19 +116,11 @@ def _shipped() -> list[Traversable]:
 
 
 def _read(file: Traversable) -> Tool:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(_MOST_BYTES + 1)
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise UsageError(f"The tool file {shown(str(file))} can't be read ({reason}): give a YAML file.") from None
-    if len(data) > _MOST_BYTES:
-        raise UsageError(f"{file.name} is too large to be a tool file: give a page of YAML.")
+    text = small_text(file, "tool file", "a page", _MOST_BYTES, UsageError)
     name = file.name.rpartition(".")[0]
     if not _NAME.fullmatch(name):
         raise UsageError(f"{file.name}: a tool is named after its file, in lower-case letters, digits and dashes.")
-    return _tool(name, read_yaml(text, file.name), hashlib.sha256(data).hexdigest())
+    return _tool(name, read_yaml(text, file.name), hashlib.sha256(text.encode()).hexdigest())
 
 
 def _tool(name: str, top: Node, digest: str) -> Tool:
